@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use crate::support::topic::close;
+use crate::support::topic;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -56,7 +54,7 @@ pub(crate) struct Counter {
 
 impl Counter {
     pub(crate) fn new(brokers: &str, topic: &str, partitions: i32) -> Counter {
-        Counter { consumer: Some(consumer(brokers)), topic: topic.to_owned(), partitions }
+        Counter { consumer: Some(topic::consumer(brokers)), topic: topic.to_owned(), partitions }
     }
 
     /// How many records the topic holds now.
@@ -70,59 +68,38 @@ impl Counter {
 impl Drop for Counter {
     fn drop(&mut self) {
         if let Some(consumer) = self.consumer.take() {
-            close(consumer);
+            topic::close(consumer);
         }
     }
 }
 
-fn consumer(brokers: &str) -> BaseConsumer {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("group.id", "walrelay-bench").set("enable.auto.commit", "false");
-    config.set("log_level", "0").set("enable.partition.eof", "true").set("queued.max.messages.kbytes", "65536");
-    config.create().expect("a consumer")
-}
-
 /// Reads the topic to its end. `rows` is the greatest number there can be, and `is_row` says which numbers are rows.
-pub(crate) fn read(brokers: &str, topic: &str, partitions: i32, rows: u64, is_row: impl Fn(usize) -> bool) -> Verdict {
-    let consumer = consumer(brokers);
-    let mut assignment = TopicPartitionList::new();
-    for partition in 0..partitions {
-        assignment.add_partition_offset(topic, partition, Offset::Beginning).expect("an offset");
-    }
-    consumer.assign(&assignment).expect("assign");
+pub(crate) fn read(brokers: &str, topic: &str, rows: u64, is_row: impl Fn(usize) -> bool) -> Verdict {
     let rows = usize::try_from(rows).expect("a number of rows");
     let mut verdict =
         Verdict { appended_at_ms: vec![0; rows + 1], records: 0, duplicated: 0, out_of_order: 0, lost: 0 };
     let mut newest: HashMap<Vec<u8>, u64> = HashMap::new();
-    let mut left = partitions;
-    while left > 0 {
-        match consumer.poll(PATIENCE).expect("the end of the topic") {
-            Ok(message) => {
-                verdict.records += 1;
-                let Some(number) = message.payload().and_then(numbered) else {
-                    panic!("{topic}: a record without a number");
-                };
-                let slot = usize::try_from(number).ok().and_then(|number| verdict.appended_at_ms.get_mut(number));
-                let slot = slot.unwrap_or_else(|| panic!("{topic}: there is no row {number}"));
-                if *slot != 0 {
-                    verdict.duplicated += 1;
-                    continue;
-                }
-                *slot = message.timestamp().to_millis().unwrap_or(-1);
-                let key = message.key().unwrap_or_default();
-                match newest.get_mut(key) {
-                    Some(newest) if *newest > number => verdict.out_of_order += 1,
-                    Some(newest) => *newest = number,
-                    None => {
-                        newest.insert(key.to_vec(), number);
-                    }
-                }
-            }
-            Err(KafkaError::PartitionEOF(_)) => left -= 1,
-            Err(error) => panic!("{topic}: {error}"),
+    topic::each(brokers, topic, |message| {
+        verdict.records += 1;
+        let Some(number) = message.payload().and_then(numbered) else {
+            panic!("{topic}: a record without a number");
+        };
+        let slot = usize::try_from(number).ok().and_then(|number| verdict.appended_at_ms.get_mut(number));
+        let slot = slot.unwrap_or_else(|| panic!("{topic}: there is no row {number}"));
+        if *slot != 0 {
+            verdict.duplicated += 1;
+            return;
         }
-    }
-    close(consumer);
+        *slot = message.timestamp().to_millis().unwrap_or(-1);
+        let key = message.key().unwrap_or_default();
+        match newest.get_mut(key) {
+            Some(newest) if *newest > number => verdict.out_of_order += 1,
+            Some(newest) => *newest = number,
+            None => {
+                newest.insert(key.to_vec(), number);
+            }
+        }
+    });
     let missing = |(number, ms): (usize, &i64)| *ms == 0 && is_row(number);
     verdict.lost = verdict.appended_at_ms.iter().enumerate().skip(1).filter(|of| missing(*of)).count() as u64;
     verdict

@@ -182,7 +182,7 @@ fn to_kafka(
     let brokers_ms = cpu::brokers_ms() - brokers_before;
     let peak = running.process().resident_peak_bytes().unwrap_or(0);
     drop(running);
-    let verdict = checked::read(lab.brokers(), &seat.topic, PARTITIONS, backlog.rows, |_| true);
+    let verdict = checked::read(lab.brokers(), &seat.topic, backlog.rows, |_| true);
     let per_event = |ms: u64| ms as f64 * 1_000.0 / backlog.rows as f64;
     let times = verdict.sorted_ms();
     let run = run

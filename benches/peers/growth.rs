@@ -114,7 +114,7 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let relay_ms: u64 = relays.iter_mut().filter_map(|relay| relay.process().cpu_ms()).sum();
     let peak: u64 = relays.iter_mut().filter_map(|relay| relay.process().resident_peak_bytes()).max().unwrap_or(0);
     drop(relays);
-    let verdict = checked::read(lab.brokers(), &first.topic, PARTITIONS, ROWS, |_| true);
+    let verdict = checked::read(lab.brokers(), &first.topic, ROWS, |_| true);
     seats.iter().for_each(|seat| lab.clear(seat));
     let fault = verdict.fault(true);
     if !fault.is_empty() {

@@ -54,7 +54,7 @@ fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
             (count >= rows && count > seen).then_some(count)
         });
         seen = more.unwrap_or(seen);
-        let verdict = checked::read(lab.brokers(), &seat.topic, PARTITIONS, rows, |_| true);
+        let verdict = checked::read(lab.brokers(), &seat.topic, rows, |_| true);
         if verdict.lost == 0 || more.is_none() {
             break verdict;
         }

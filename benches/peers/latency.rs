@@ -109,7 +109,7 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
     let all_here = until(ARRIVAL, || (counter.count() >= rows).then_some(()));
     let peak = running.process().resident_peak_bytes().unwrap_or(0);
     drop(running);
-    let verdict = checked::read(lab.brokers(), &seat.topic, PARTITIONS, rows, |number| !committed[number].is_nan());
+    let verdict = checked::read(lab.brokers(), &seat.topic, rows, |number| !committed[number].is_nan());
     let fault = verdict.fault(true);
     if all_here.is_none() || !fault.is_empty() {
         return run.faulty(&format!("not everything once and in order: {fault}"));

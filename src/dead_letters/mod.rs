@@ -1,37 +1,49 @@
 //! The dead letters of a topic: read, sent again, and resolved.
 //!
-//! | file | its room |
+//! | file | its content |
 //! |---|---|
-//! | [`letter`] | one record of the topic: a dead letter, a marker, or nothing of ours |
-//! | [`settled`] | markers: which dead letters were sent again or dropped |
+//! | here | one record of the topic: a dead letter, a marker, or nothing of ours |
 //! | [`scan`] | the filter; markers first, then dead letters |
-//! | [`settling`] | dead letters sent to their own topics, and marked |
+//! | [`resolver`] | dead letters sent to their own topics, and marked |
 //!
 //! Kafka deletes no single record. So a marker resolves a dead letter: a record behind it in the same partition, with
 //! the same key and no value. Markers are read first, and two bits are kept for each dead letter. Dead letters are read
 //! one by one and never held; those to be sent are read once more.
+//!
+//! Any client may have written a record, so nothing in it is trusted (P11).
 
+pub(crate) mod resolver;
+pub(crate) mod scan;
+
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) mod letter;
-pub(crate) mod scan;
-pub(crate) mod settled;
-pub(crate) mod settling;
-
-pub(crate) use letter::Letter;
+pub(crate) use resolver::{Progress, Resolver};
 pub(crate) use scan::{Counts, Scan, Wanted, Which};
-pub(crate) use settled::Outcome;
-pub(crate) use settling::{Ended, Progress, Settling};
 
-/// A header's name and value.
-pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
+pub(crate) use crate::replay::Ended;
+pub(crate) use crate::sink::kafka::topic_reader::Header;
+
+use crate::config::is_topic;
+use crate::route::dead_letter::{
+    ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
+    ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
+};
+use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
+use crate::sink::kafka::topic_reader::Message;
+
+/// Header of a marker: the outcome of the dead letter, `retried` or `dropped`.
+const SETTLED_HEADER: &str = "walrelay-settled";
+/// Which dead letter: `PARTITION:OFFSET`.
+const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
+/// When, as RFC 3339 has it.
+const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 
 /// Where a record is, written `PARTITION:OFFSET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct At {
     pub partition: i32,
-    /// Its offset there.
     pub offset: i64,
 }
 
@@ -51,5 +63,362 @@ impl FromStr for At {
             Some(At { partition: partition.parse().ok()?, offset: offset.parse().ok()? })
         });
         parsed.ok_or("write it as PARTITION:OFFSET, such as 0:17")
+    }
+}
+
+/// What a record is.
+#[derive(Debug)]
+pub(crate) enum Entry<'r> {
+    DeadLetter(DeadLetter<'r>),
+    Marker(Marker),
+    /// Nothing walrelay wrote.
+    Foreign,
+}
+
+impl<'r> Entry<'r> {
+    /// What `record` is. The headers that say why stand behind those of the original record, from the last header with
+    /// a class on.
+    pub(crate) fn of(record: &'r Message<'r>) -> Entry<'r> {
+        let Some(headers) = &record.headers else { return Entry::Foreign };
+        let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
+        match begins.and_then(|begins| headers.split_at_checked(begins)) {
+            Some((original, reasons)) => Entry::DeadLetter(DeadLetter { record, original, reasons }),
+            // A dead letter resolves no other, whatever headers the original record had.
+            None => Marker::of(At { partition: record.partition, offset: record.offset }, headers)
+                .map_or(Entry::Foreign, Entry::Marker),
+        }
+    }
+}
+
+/// The outcome of a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Its topic has it.
+    Retried,
+    Dropped,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Outcome::Retried => "retried",
+            Outcome::Dropped => "dropped",
+        })
+    }
+}
+
+/// A record that resolves a dead letter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Marker {
+    pub letter: At,
+    pub outcome: Outcome,
+    /// When, as the marker says.
+    pub when: Option<String>,
+}
+
+impl Marker {
+    /// The marker at `at` with these headers; `None` where the record is none. A marker stands behind its dead letter,
+    /// in the same partition.
+    fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
+        let text = |name: &str| std::str::from_utf8(headers.iter().find(|(found, _)| *found == name)?.1?).ok();
+        let outcome = match text(SETTLED_HEADER)? {
+            "retried" => Outcome::Retried,
+            "dropped" => Outcome::Dropped,
+            _ => return None,
+        };
+        let letter: At = text(SETTLED_LETTER_HEADER)?.parse().ok()?;
+        let is_behind = letter.partition == at.partition && letter.offset < at.offset;
+        is_behind.then(|| Marker { letter, outcome, when: text(SETTLED_AT_HEADER).map(str::to_owned) })
+    }
+
+    /// The record of the marker, for the topic of the dead letter: with the key of the dead letter and no value.
+    fn record(&self, topic: &str, key: Option<&[u8]>, slot: Option<&[u8]>) -> OwnedRecord {
+        let (outcome, letter) = (self.outcome.to_string(), self.letter.to_string());
+        let mut headers: Vec<Header<'_>> =
+            vec![(SETTLED_HEADER, Some(outcome.as_bytes())), (SETTLED_LETTER_HEADER, Some(letter.as_bytes()))];
+        headers.extend(self.when.as_ref().map(|when| (SETTLED_AT_HEADER, Some(when.as_bytes()))));
+        headers.extend(slot.map(|slot| (SLOT_HEADER, Some(slot))));
+        let partition = Some(self.letter.partition);
+        OwnedRecord::of(&Record { topic, key, value: None, headers: &headers, partition, timestamp_ms: None })
+    }
+}
+
+/// The record of an event that was given up.
+#[derive(Debug)]
+pub(crate) struct DeadLetter<'r> {
+    record: &'r Message<'r>,
+    original: &'r [Header<'r>],
+    reasons: &'r [Header<'r>],
+}
+
+/// Why a dead letter cannot be sent as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unsendable {
+    #[error("the row made no topic")]
+    NoTopic,
+    /// It names one that Kafka does not have, or that is kept for something else.
+    #[error("what it names as its topic is none that it may go to")]
+    Topic,
+    #[error("its value was too large to be taken along")]
+    NoValue,
+}
+
+impl<'r> DeadLetter<'r> {
+    pub(crate) fn at(&self) -> At {
+        At { partition: self.record.partition, offset: self.record.offset }
+    }
+
+    /// When it was given up, in milliseconds since the Unix epoch.
+    pub(crate) fn time_ms(&self) -> Option<i64> {
+        self.record.time_ms
+    }
+
+    pub(crate) fn key(&self) -> Option<&'r [u8]> {
+        self.record.key
+    }
+
+    pub(crate) fn value(&self) -> Option<&'r [u8]> {
+        self.record.value
+    }
+
+    /// The headers it had as a record.
+    pub(crate) fn original_headers(&self) -> &'r [Header<'r>] {
+        self.original
+    }
+
+    /// The bytes of a header that says why; none where it is not there.
+    fn reason(&self, name: &str) -> Option<&'r [u8]> {
+        self.reasons.iter().find(|(found, _)| *found == name)?.1
+    }
+
+    /// Its slot, as it is written.
+    fn slot_bytes(&self) -> Option<&'r [u8]> {
+        self.reason(SLOT_HEADER)
+    }
+
+    fn text(&self, name: &str) -> Option<Cow<'r, str>> {
+        self.reason(name).map(String::from_utf8_lossy)
+    }
+
+    fn number<N: FromStr>(&self, name: &str) -> Option<N> {
+        std::str::from_utf8(self.reason(name)?).ok()?.parse().ok()
+    }
+
+    /// The class of its fault.
+    pub(crate) fn class(&self) -> Cow<'r, str> {
+        self.text(CLASS_HEADER).unwrap_or_default()
+    }
+
+    pub(crate) fn error(&self) -> Option<Cow<'r, str>> {
+        self.text(ERROR_HEADER)
+    }
+
+    pub(crate) fn attempts(&self) -> Option<u32> {
+        self.number(ATTEMPTS_HEADER)
+    }
+
+    /// The topic it was for.
+    pub(crate) fn topic(&self) -> Option<Cow<'r, str>> {
+        self.text(TOPIC_HEADER)
+    }
+
+    pub(crate) fn slot(&self) -> Option<Cow<'r, str>> {
+        self.text(SLOT_HEADER)
+    }
+
+    /// The table, or the messages.
+    pub(crate) fn outbox(&self) -> Option<Cow<'r, str>> {
+        self.text(OUTBOX_HEADER)
+    }
+
+    /// The row's id.
+    pub(crate) fn row(&self) -> Option<&'r [u8]> {
+        self.reason(ROW_HEADER)
+    }
+
+    /// Where it stands in the log.
+    pub(crate) fn position(&self) -> Option<Cow<'r, str>> {
+        self.text(PLACE_HEADER)
+    }
+
+    /// Bytes of the value that was not taken along.
+    pub(crate) fn omitted_value_bytes(&self) -> Option<u64> {
+        self.number(OMITTED_HEADER)
+    }
+
+    /// The topic it can be sent to as it is. `reserved` are those it may not go to, whatever it says.
+    pub(crate) fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
+        let topic = self.topic().ok_or(Unsendable::NoTopic)?;
+        if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
+            return Err(Unsendable::Topic);
+        }
+        if self.reason(OMITTED_HEADER).is_some() {
+            return Err(Unsendable::NoValue);
+        }
+        Ok(topic)
+    }
+
+    /// The record it was, for `topic`, and the header that says it comes again.
+    fn record(&self, topic: &str) -> OwnedRecord {
+        let mut headers = self.original.to_vec();
+        if !headers.iter().any(|(name, _)| *name == REPLAY_HEADER) {
+            headers.push((REPLAY_HEADER, Some(b"1")));
+        }
+        OwnedRecord::of(&Record {
+            topic,
+            key: self.key(),
+            value: self.value(),
+            headers: &headers,
+            partition: self.number(PARTITION_HEADER).filter(|partition: &i32| *partition >= 0),
+            timestamp_ms: self.number(TIMESTAMP_HEADER).filter(|time_ms: &i64| *time_ms >= 0),
+        })
+    }
+
+    /// Bytes of key, value and headers.
+    fn bytes(&self) -> usize {
+        let all = self.original.iter().chain(self.reasons);
+        let headers: usize = all.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum();
+        headers + self.key().map_or(0, <[u8]>::len) + self.value().map_or(0, <[u8]>::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Message<'m> {
+        let At { partition, offset } = at.parse().unwrap();
+        let headers = Some(headers.to_vec());
+        Message { partition, offset, time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
+    }
+
+    pub(super) fn dead_letter<'r>(record: &'r Message<'r>) -> DeadLetter<'r> {
+        match Entry::of(record) {
+            Entry::DeadLetter(letter) => letter,
+            other @ (Entry::Marker(_) | Entry::Foreign) => panic!("{other:?}"),
+        }
+    }
+
+    const REASONS: [Header<'static>; 6] = [
+        (CLASS_HEADER, Some(b"too-large")),
+        (ERROR_HEADER, Some(b"large")),
+        (ATTEMPTS_HEADER, Some(b"2")),
+        (TOPIC_HEADER, Some(b"orders")),
+        (SLOT_HEADER, Some(b"s")),
+        (ROW_HEADER, Some(b"7")),
+    ];
+
+    fn at(text: &str) -> At {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_place_reads_back_and_nonsense_is_none() {
+        assert_eq!(at("3:17"), At { partition: 3, offset: 17 });
+        for text in ["", "3", ":", "3:", ":3", "-1:0", "0:-1", "+1:2", "0:1:2", "0:99999999999999999999", "a:b"] {
+            assert!(text.parse::<At>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_dead_letter_is_told_from_the_record_it_was() {
+        let own: [Header<'_>; 3] = [("id", Some(b"7")), (SLOT_HEADER, Some(b"its own")), ("empty", None)];
+        let record = incoming("1:9", &[&own[..], &REASONS[..]].concat());
+        let letter = dead_letter(&record);
+        assert_eq!((letter.at().to_string().as_str(), &*letter.class()), ("1:9", "too-large"));
+        assert_eq!((letter.slot().as_deref(), letter.attempts(), letter.row()), (Some("s"), Some(2), Some(&b"7"[..])));
+        assert_eq!((letter.outbox(), letter.position(), letter.omitted_value_bytes()), (None, None, None));
+        assert_eq!(&*letter.sendable(&[]).unwrap(), "orders");
+        letter.record("orders").with_record(|record| {
+            let expected = [&own[..], &[(REPLAY_HEADER, Some(&b"1"[..]))]].concat();
+            assert_eq!((record.topic, record.key, record.value), ("orders", Some(&b"k"[..]), Some(&b"v"[..])));
+            assert_eq!((record.headers, record.partition, record.timestamp_ms), (&expected[..], None, None));
+        });
+    }
+
+    #[test]
+    fn what_the_row_chose_it_has_again() {
+        let replayed: [Header<'_>; 1] = [(REPLAY_HEADER, Some(b"1"))];
+        for (partition, time, expected) in
+            [("3", "4", (Some(3), Some(4))), ("-3", "99999999999999999999", (None, None))]
+        {
+            let more = [(PARTITION_HEADER, Some(partition.as_bytes())), (TIMESTAMP_HEADER, Some(time.as_bytes()))];
+            let record = incoming("0:0", &[&replayed[..], &REASONS[..], &more[..]].concat());
+            dead_letter(&record).record("t").with_record(|record| {
+                assert_eq!((record.partition, record.timestamp_ms), expected);
+                assert_eq!(record.headers, replayed);
+            });
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_sent_as_it_is_says_why() {
+        let sendable = |headers: &[Header<'_>]| {
+            let record = incoming("0:0", headers);
+            dead_letter(&record).sendable(&["dead".to_owned()]).map(|topic| topic.into_owned())
+        };
+        let class: Header<'_> = (CLASS_HEADER, Some(b"x"));
+        let to = |topic: &'static [u8]| [class, (TOPIC_HEADER, Some(topic))];
+        assert_eq!(sendable(&[class]), Err(Unsendable::NoTopic));
+        for topic in [&b"dead"[..], b"", b"a b", b"\xff", b"..", &[b'x'; 250]] {
+            let headers = [class, (TOPIC_HEADER, Some(topic))];
+            assert_eq!(sendable(&headers), Err(Unsendable::Topic), "{topic:?}");
+        }
+        let omitted = [&to(b"t")[..], &[(OMITTED_HEADER, Some(&b"no number"[..]))]].concat();
+        assert_eq!(sendable(&omitted), Err(Unsendable::NoValue));
+        assert_eq!(sendable(&to(b"t")), Ok("t".to_owned()));
+    }
+
+    #[test]
+    fn a_dead_letter_resolves_no_other_whatever_it_had_as_a_record() {
+        let forged: [Header<'_>; 2] = [(SETTLED_HEADER, Some(b"dropped")), (SETTLED_LETTER_HEADER, Some(b"0:3"))];
+        assert!(matches!(Entry::of(&incoming("0:9", &forged)), Entry::Marker(_)));
+        let record = incoming("0:9", &[&forged[..], &REASONS[..]].concat());
+        assert_eq!(dead_letter(&record).original_headers(), forged);
+    }
+
+    #[test]
+    fn records_of_others_are_no_dead_letters_and_hostile_ones_do_no_harm() {
+        let foreign = |headers: Option<Vec<Header<'_>>>| {
+            let record = Message { headers, ..incoming("0:0", &[]) };
+            matches!(Entry::of(&record), Entry::Foreign)
+        };
+        assert!(foreign(None) && foreign(Some(Vec::new())) && foreign(Some(vec![("id", Some(b"7"))])));
+        assert!(foreign(Some(vec![(CLASS_HEADER, None)])));
+        let huge = vec![b'9'; 1 << 20];
+        let hostile: Vec<Header<'_>> = vec![
+            (CLASS_HEADER, Some(b"\xff\x00\x1b[2J")),
+            (ATTEMPTS_HEADER, Some(b"-1")),
+            (OMITTED_HEADER, Some(&huge)),
+            (ROW_HEADER, None),
+            (SLOT_HEADER, Some(b"\xc3")),
+        ];
+        let record = Message { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
+        let letter = dead_letter(&record);
+        assert_eq!((letter.attempts(), letter.omitted_value_bytes(), letter.row()), (None, None, None));
+        assert_eq!((&*letter.class(), letter.slot().as_deref()), ("\u{fffd}\0\u{1b}[2J", Some("\u{fffd}")));
+    }
+
+    #[test]
+    fn a_marker_reads_back_and_has_key_and_partition_of_its_dead_letter() {
+        let when = Some("2026-03-01T12:00:00Z".to_owned());
+        let marker = Marker { letter: at("3:17"), outcome: Outcome::Dropped, when };
+        marker.record("dead", Some(b"k"), Some(b"s")).with_record(|record| {
+            assert_eq!((record.topic, record.key, record.value), ("dead", Some(&b"k"[..]), None));
+            assert_eq!((record.partition, record.headers.last()), (Some(3), Some(&(SLOT_HEADER, Some(&b"s"[..])))));
+            assert_eq!(Marker::of(at("3:18"), record.headers), Some(marker.clone()));
+            // A record in front of the dead letter, or elsewhere, is no marker.
+            for elsewhere in ["3:17", "3:2", "2:18"] {
+                assert_eq!(Marker::of(at(elsewhere), record.headers), None);
+            }
+        });
+        for (outcome, letter) in
+            [("burnt", "0:1"), ("retried", "0"), ("retried", "-1:0"), ("retried", "0:-5"), ("", ""), ("retried", "1:0")]
+        {
+            let headers =
+                [(SETTLED_HEADER, Some(outcome.as_bytes())), (SETTLED_LETTER_HEADER, Some(letter.as_bytes()))];
+            assert_eq!(Marker::of(at("0:9"), &headers), None, "{outcome} {letter}");
+        }
+        assert_eq!(Marker::of(at("0:9"), &[(SETTLED_HEADER, None), (SETTLED_LETTER_HEADER, Some(b"\xff"))]), None);
     }
 }

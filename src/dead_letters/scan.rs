@@ -1,13 +1,9 @@
 //! Markers first, then dead letters: the marker of a dead letter stands behind it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
-use serde::Serialize;
-
-use super::At;
-use super::letter::{Entry, Letter};
-use super::settled::{Marker, Outcome, Settled};
+use super::{At, DeadLetter, Entry, Marker, Outcome};
 use crate::error::Result;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
@@ -18,14 +14,14 @@ const CLASSES_MAX: usize = 20;
 const OTHER_CLASSES: &str = "other";
 
 /// What was found.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Dead letters that fit.
     pub matched: u64,
     /// The same, by class.
     pub classes: BTreeMap<String, u64>,
     /// Dead letters that fit and are resolved.
-    pub settled: u64,
+    pub resolved: u64,
     /// Dead letters of other slots that fit otherwise.
     pub other_slots: u64,
     /// Records that are no dead letters, and nothing else that walrelay wrote.
@@ -35,9 +31,7 @@ pub(crate) struct Counts {
 /// Whether resolved dead letters are taken, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// Only those that are not.
-    Unsettled,
-    /// All.
+    Unresolved,
     All,
 }
 
@@ -49,7 +43,7 @@ pub(crate) struct Scan {
     reader: TopicReader,
     topic: String,
     spans: Spans,
-    settled: Settled,
+    resolved: Resolved,
     /// The last marker of each dead letter that the filter names.
     markers: BTreeMap<At, Marker>,
 }
@@ -60,8 +54,8 @@ impl Scan {
     /// Two bits are kept for each dead letter.
     ///
     /// # Errors
-    /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
-    /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
+    /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`]; those of
+    /// [`TopicReader::read`].
     pub(crate) fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
@@ -72,20 +66,20 @@ impl Scan {
             spans = reader.since(topic, spans, since_ms)?;
         }
         narrow(&mut spans, wanted);
-        let (mut settled, mut markers) = (Settled::default(), BTreeMap::new());
+        let (mut resolved, mut markers) = (Resolved::default(), BTreeMap::new());
         let (mut read, total) = (0, records(&spans));
         reader.read(topic, &spans, &mut |message| {
             read += 1;
             say(read, total);
             if let Entry::Marker(found) = Entry::of(&message) {
-                settled.take(&found);
+                resolved.take(&found);
                 if wanted.letters.contains(&found.letter) {
                     markers.insert(found.letter, found);
                 }
             }
             ControlFlow::Continue(())
         })?;
-        Ok(Some(Scan { reader, topic: topic.to_owned(), spans, settled, markers }))
+        Ok(Some(Scan { reader, topic: topic.to_owned(), spans, resolved, markers }))
     }
 
     /// The last marker of a dead letter that the filter names.
@@ -95,15 +89,12 @@ impl Scan {
 
     /// Hands each dead letter that fits `wanted` to `take`, in the order of its partition, until `take` breaks. The
     /// counts are of the records that were read.
-    ///
-    /// # Errors
-    /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
     pub(crate) fn letters(
         &self,
         wanted: &Wanted,
         which: Which,
         say: Say<'_>,
-        take: &mut dyn FnMut(&Letter<'_>, Option<Outcome>) -> ControlFlow<()>,
+        take: &mut dyn FnMut(&DeadLetter<'_>, Option<Outcome>) -> ControlFlow<()>,
     ) -> Result<Counts> {
         let mut counts = Counts::default();
         let (mut read, total) = (0, records(&self.spans));
@@ -111,14 +102,14 @@ impl Scan {
             read += 1;
             say(read, total);
             let letter = match Entry::of(&message) {
-                Entry::Letter(letter) => letter,
+                Entry::DeadLetter(letter) => letter,
                 Entry::Marker(_) => return ControlFlow::Continue(()),
                 Entry::Foreign => {
                     counts.foreign += 1;
                     return ControlFlow::Continue(());
                 }
             };
-            let outcome = self.settled.outcome(letter.at());
+            let outcome = self.resolved.outcome(letter.at());
             match (wanted.fit(&letter), outcome) {
                 (Fit::Unwanted, _) => return ControlFlow::Continue(()),
                 (Fit::OtherSlot, _) => {
@@ -126,8 +117,8 @@ impl Scan {
                     return ControlFlow::Continue(());
                 }
                 (Fit::Wanted, Some(_)) => {
-                    counts.settled += 1;
-                    if which == Which::Unsettled {
+                    counts.resolved += 1;
+                    if which == Which::Unresolved {
                         return ControlFlow::Continue(());
                     }
                 }
@@ -141,14 +132,59 @@ impl Scan {
 }
 
 impl Counts {
-    fn take(&mut self, letter: &Letter<'_>) {
+    fn take(&mut self, letter: &DeadLetter<'_>) {
         self.matched += 1;
         let class = letter.class();
         let known = self.classes.contains_key(class.as_ref()) || self.classes.len() < CLASSES_MAX;
-        let short = class.len() <= 64;
-        *self.classes.entry(if known && short { class.into_owned() } else { OTHER_CLASSES.to_owned() }).or_default() +=
-            1;
+        let class = if known && class.len() <= 64 { &*class } else { OTHER_CLASSES };
+        *self.classes.entry(class.to_owned()).or_default() += 1;
     }
+}
+
+/// Offsets that share a piece of memory.
+const CHUNK: i64 = 4096;
+/// Words of a bit for each of them.
+const WORDS: usize = CHUNK as usize / u64::BITS as usize;
+
+struct Chunk {
+    resolved: [u64; WORDS],
+    dropped: [u64; WORDS],
+}
+
+/// Resolved dead letters. Two bits for each record of a stretch of 4096 in which any is: 256 KiB for a million.
+#[derive(Default)]
+struct Resolved(HashMap<(i32, i64), Box<Chunk>>);
+
+impl Resolved {
+    /// Takes a marker. Of several markers for a dead letter the last counts.
+    fn take(&mut self, marker: &Marker) {
+        let Some((chunk, word, bit)) = place(marker.letter) else { return };
+        let empty = || Box::new(Chunk { resolved: [0; WORDS], dropped: [0; WORDS] });
+        let chunk = self.0.entry(chunk).or_insert_with(empty);
+        if let (Some(resolved), Some(dropped)) = (chunk.resolved.get_mut(word), chunk.dropped.get_mut(word)) {
+            *resolved |= bit;
+            match marker.outcome {
+                Outcome::Dropped => *dropped |= bit,
+                Outcome::Retried => *dropped &= !bit,
+            }
+        }
+    }
+
+    /// The outcome of the dead letter at `at`, if it is resolved.
+    fn outcome(&self, at: At) -> Option<Outcome> {
+        let (chunk, word, bit) = place(at)?;
+        let chunk = self.0.get(&chunk)?;
+        let has = |words: &[u64; WORDS]| words.get(word).is_some_and(|word| word & bit != 0);
+        let outcome = if has(&chunk.dropped) { Outcome::Dropped } else { Outcome::Retried };
+        has(&chunk.resolved).then_some(outcome)
+    }
+}
+
+/// The chunk, the word in it and the bit in that.
+fn place(at: At) -> Option<((i32, i64), usize, u64)> {
+    let inside = usize::try_from(at.offset.rem_euclid(CHUNK)).ok()?;
+    let bits = u64::BITS as usize;
+    Some(((at.partition, at.offset.div_euclid(CHUNK)), inside / bits, 1 << (inside % bits)))
 }
 
 /// Reads only from the first dead letter that is named in a partition on: its marker stands behind it.
@@ -194,18 +230,15 @@ pub(crate) struct Wanted {
 
 /// How a dead letter fits the filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fit {
-    /// All of it.
+enum Fit {
     Wanted,
-    /// All but the slot.
+    /// All conditions hold but the one on the slot.
     OtherSlot,
-    /// Less.
     Unwanted,
 }
 
 impl Wanted {
-    /// Whether `letter` fits.
-    pub(crate) fn fit(&self, letter: &Letter<'_>) -> Fit {
+    fn fit(&self, letter: &DeadLetter<'_>) -> Fit {
         let one_of = |wanted: &[String], found: Option<&[u8]>| {
             wanted.is_empty() || wanted.iter().any(|wanted| Some(wanted.as_bytes()) == found)
         };
@@ -230,13 +263,13 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::letter::tests::{incoming, letter};
+    use super::super::tests::{dead_letter, incoming};
     use super::*;
     use crate::route::dead_letter::{CLASS_HEADER, OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
     use crate::sink::kafka::topic_reader::Message;
 
     #[test]
-    fn letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
+    fn dead_letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
         let mut spans: Spans = [(0, 0..10), (1, 5..9), (2, 0..4)].into();
         let named = |names: &[&str]| Wanted {
             letters: names.iter().map(|name| name.parse().unwrap()).collect(),
@@ -253,7 +286,7 @@ mod tests {
         let mut counts = Counts::default();
         let mut take = |class: &str| {
             let record = incoming("0:0", &[(CLASS_HEADER, Some(class.as_bytes()))]);
-            counts.take(&letter(&record));
+            counts.take(&dead_letter(&record));
         };
         take(&"x".repeat(1 << 20));
         (0..1_000).for_each(|class| take(&class.to_string()));
@@ -274,7 +307,7 @@ mod tests {
                 (ROW_HEADER, Some(b"7")),
             ],
         );
-        let letter = letter(&record);
+        let letter = dead_letter(&record);
         let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let here = Wanted {
             letters: BTreeSet::new(),
@@ -304,24 +337,51 @@ mod tests {
         let elsewhere = Wanted { slot: Some("t".to_owned()), ..here };
         assert_eq!(fit(&elsewhere), Fit::OtherSlot);
         assert_eq!(fit(&Wanted { letters: ["2:3".parse().unwrap()].into(), ..elsewhere }), Fit::Wanted);
-    }
 
-    #[test]
-    fn a_letter_that_lacks_what_is_asked_for_is_not_meant() {
-        let record = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
-        let record = Message { key: None, time_ms: None, ..record };
-        let letter = letter(&record);
-        let empty = || vec![String::new()];
+        // What a dead letter lacks is not the empty text.
+        let bare = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
+        let bare = Message { key: None, time_ms: None, ..bare };
         for wanted in [
-            Wanted { ids: empty(), ..Wanted::default() },
-            Wanted { aggregates: empty(), ..Wanted::default() },
-            Wanted { topics: empty(), ..Wanted::default() },
-            Wanted { outboxes: empty(), ..Wanted::default() },
+            Wanted { ids: some(&[""]), ..Wanted::default() },
+            Wanted { aggregates: some(&[""]), ..Wanted::default() },
+            Wanted { topics: some(&[""]), ..Wanted::default() },
+            Wanted { outboxes: some(&[""]), ..Wanted::default() },
             Wanted { since_ms: Some(i64::MIN), ..Wanted::default() },
             Wanted { until_ms: Some(i64::MAX), ..Wanted::default() },
         ] {
-            assert_eq!(wanted.fit(&letter), Fit::Unwanted, "{wanted:?}");
+            assert_eq!(wanted.fit(&dead_letter(&bare)), Fit::Unwanted, "{wanted:?}");
         }
-        assert_eq!(Wanted { slot: Some("s".to_owned()), ..Wanted::default() }.fit(&letter), Fit::OtherSlot);
+        let of_slot = Wanted { slot: Some("s".to_owned()), ..Wanted::default() };
+        assert_eq!(of_slot.fit(&dead_letter(&bare)), Fit::OtherSlot);
+    }
+
+    #[test]
+    fn the_last_marker_of_a_dead_letter_counts_and_neighbours_are_left_alone() {
+        let mut resolved = Resolved::default();
+        let at = |text: &str| text.parse::<At>().unwrap();
+        let mut take = |letter: &str, outcome| resolved.take(&Marker { letter: at(letter), outcome, when: None });
+        take("0:63", Outcome::Retried);
+        take("0:4096", Outcome::Dropped);
+        take("1:0", Outcome::Dropped);
+        take("1:0", Outcome::Retried);
+        take("7:9223372036854775806", Outcome::Retried);
+        let outcome = |text| resolved.outcome(at(text));
+        assert_eq!((outcome("0:63"), outcome("0:4096")), (Some(Outcome::Retried), Some(Outcome::Dropped)));
+        assert_eq!(
+            (outcome("1:0"), outcome("7:9223372036854775806")),
+            (Some(Outcome::Retried), Some(Outcome::Retried))
+        );
+        for none in ["0:62", "0:64", "0:4095", "0:4097", "1:63", "2:63", "7:0"] {
+            assert_eq!(outcome(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_million_resolved_dead_letters_take_little_memory() {
+        let mut resolved = Resolved::default();
+        for offset in 0..1_000_000 {
+            resolved.take(&Marker { letter: At { partition: 0, offset }, outcome: Outcome::Retried, when: None });
+        }
+        assert!(resolved.0.len() * size_of::<Chunk>() < 256 << 10);
     }
 }

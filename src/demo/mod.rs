@@ -1,12 +1,9 @@
 //! The relay's main job, shown and checked: a private Postgres, writers of business transactions, a Kafka, the relay
 //! between them, a reader, and a checker that trusts none of them.
 
-mod binaries;
-mod broker;
-mod consumer;
-pub mod guardian;
+mod kafka;
 pub mod postgres;
-mod report;
+pub mod process;
 pub mod verify;
 pub mod workload;
 
@@ -22,17 +19,16 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 pub use postgres::PrivatePostgres;
-pub use report::memory_bytes;
 
 use crate::config::Config;
 use crate::config::layers::{Environment, Settings};
 use crate::error::{Error, Kind, Result};
 use crate::relay;
-use crate::relay::stop::{Stop, StopSignal, Stopper, stop_channel};
+use crate::relay::stop::{Stop, Stopper, stop_channel};
 use crate::telemetry::Telemetry;
-use broker::Broker;
-use consumer::{Consumer, ID_HEADER};
-use report::Report;
+use kafka::{Broker, Consumer, ID_HEADER};
+use process::memory_bytes;
+use verify::Report;
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];
@@ -84,7 +80,7 @@ pub struct Options {
 /// [`Kind::NotVerified`] where an event was lost, duplicated, out of order or otherwise wrong, and where the run was
 /// interrupted; otherwise the fault that kept the demo from running.
 pub async fn run(options: &Options) -> Result<()> {
-    let report = Box::pin(report(options, start_relay, interrupted())).await?;
+    let report = Box::pin(report(options, interrupted())).await?;
     print(&report, options.json)?;
     if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary())) }
 }
@@ -103,16 +99,11 @@ async fn interrupted() {
     }
 }
 
-/// Runs the demo with the relay that `start` starts, and returns its outcome.
+/// Runs the demo, and returns its outcome. A run that ended and did not verify is a report.
 ///
 /// # Errors
-/// The fault that kept the demo from running; [`Kind::NotVerified`] where `interrupted` completes first. A run that ended
-/// and did not verify is a report.
-async fn report(
-    options: &Options,
-    start: impl FnOnce(&Target) -> Result<RunningRelay>,
-    interrupted: impl Future<Output = ()>,
-) -> Result<Report> {
+/// The fault that kept the demo from running; [`Kind::NotVerified`] where `interrupted` completes first.
+async fn report(options: &Options, interrupted: impl Future<Output = ()>) -> Result<Report> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     // Brokers that outlive the run may hold topics of others: each run has its own types, and so its own topics.
     let types = TYPES.map(|kind| match options.brokers {
@@ -130,7 +121,7 @@ async fn report(
         ..workload::Settings::default()
     };
     let ran = tokio::select! {
-        ran = Box::pin(run_against(options, &broker, &load, start)) => ran,
+        ran = Box::pin(run_against(options, &broker, &load)) => ran,
         // Dropping the run stops the server, the relay, the writers and the reader, and removes the directory.
         () = interrupted => Err(Error::new(Kind::NotVerified, "interrupted before the run could be checked")),
     };
@@ -140,12 +131,7 @@ async fn report(
     Ok(report)
 }
 
-async fn run_against(
-    options: &Options,
-    broker: &Broker,
-    load: &workload::Settings,
-    start: impl FnOnce(&Target) -> Result<RunningRelay>,
-) -> Result<Report> {
+async fn run_against(options: &Options, broker: &Broker, load: &workload::Settings) -> Result<Report> {
     say("starting a private Postgres");
     let settings = postgres::Settings {
         bin: options.postgres_bin.clone(),
@@ -164,7 +150,7 @@ async fn run_against(
     let (postgres, seed, writers, seconds) = (server.major(), load.seed, options.writers, options.seconds);
     say(format_args!("Postgres {postgres} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
     let consumer = Consumer::start(broker.brokers(), broker.topics())?;
-    let relay = start(&Target { conninfo: server.conninfo(), brokers: broker.brokers().to_owned() })?;
+    let relay = RunningRelay::start(&server.conninfo(), broker.brokers())?;
     let writing = Workload::start(&server.client_config(), load);
     let seconds = write(options, &writing, &relay, &consumer).await;
     writing.stop().await?;
@@ -215,15 +201,6 @@ async fn make_slot(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// The ends that the relay connects.
-#[derive(Debug, Clone)]
-struct Target {
-    /// The private Postgres, as a connection string with its password.
-    conninfo: String,
-    /// `bootstrap.servers`.
-    brokers: String,
-}
-
 /// A relay at work. Dropping it abandons the relay where it is, as a crash does.
 struct RunningRelay {
     stopper: Stopper,
@@ -231,14 +208,12 @@ struct RunningRelay {
 }
 
 impl RunningRelay {
-    /// Runs the future that `run` makes of telemetry and the signal to stop.
-    fn spawn<F>(run: impl FnOnce(Telemetry, StopSignal) -> F) -> Self
-    where
-        F: Future<Output = Result<()>> + Send + 'static,
-    {
+    /// Starts the relay between a Postgres and these brokers.
+    fn start(conninfo: &str, brokers: &str) -> Result<Self> {
+        let config = configure(conninfo, brokers)?;
         let (stopper, stop) = stop_channel();
         let telemetry = Telemetry::new(Duration::from_secs(30));
-        RunningRelay { stopper, task: tokio::spawn(run(telemetry, stop)) }
+        Ok(RunningRelay { stopper, task: tokio::spawn(Box::pin(relay::run(config, telemetry, stop))) })
     }
 
     /// Whether the relay has ended by itself.
@@ -263,22 +238,16 @@ impl Drop for RunningRelay {
     }
 }
 
-/// Starts the relay between the two ends.
-fn start_relay(target: &Target) -> Result<RunningRelay> {
-    let config = configure(target)?;
-    Ok(RunningRelay::spawn(|telemetry, stop| Box::pin(relay::run(config, telemetry, stop))))
-}
-
-/// The configuration that `walrelay run` would make of flags for `target`, with its defaults for the rest.
+/// The configuration that `walrelay run` would make of flags for these, with its defaults for the rest.
 ///
 /// The position is kept in Postgres: librdkafka's mock cluster has no admin interface to create a topic with.
-fn configure(target: &Target) -> Result<Config> {
+fn configure(conninfo: &str, brokers: &str) -> Result<Config> {
     let given = [
-        ("database.url", target.conninfo.as_str()),
+        ("database.url", conninfo),
         ("slot.name", SLOT),
         ("slot.publication", PUBLICATION),
         ("outbox.table", OUTBOX_TABLE),
-        ("kafka.brokers", &target.brokers),
+        ("kafka.brokers", brokers),
         ("route.topic_prefix", TOPIC_PREFIX),
         ("route.id_header", ID_HEADER),
         ("state.store", "postgres"),
@@ -304,50 +273,9 @@ mod tests {
     use std::future::pending;
 
     use rdkafka::ClientConfig;
-    use rdkafka::message::{Header, OwnedHeaders};
-    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
-    use tokio_postgres::Row;
+    use rdkafka::producer::{BaseProducer, Producer as _};
 
     use super::*;
-
-    /// A relay that polls the table: right as long as nobody writes, which is all this module's own plumbing needs.
-    /// `spoil` gets the rows before they are produced.
-    fn stand_in(spoil: fn(&mut Vec<Row>)) -> impl FnOnce(&Target) -> Result<RunningRelay> {
-        move |target: &Target| {
-            let target = target.clone();
-            Ok(RunningRelay::spawn(move |_, mut stop| async move {
-                let config = target.conninfo.parse().unwrap();
-                let client = postgres::connect(&config).await.unwrap();
-                let quiet = "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'";
-                // One other session is left when the writers have gone.
-                while client.query_one(quiet, &[]).await.unwrap().get::<_, i64>(0) > 1
-                    || client.query_one("select count(*) from outbox", &[]).await.unwrap().get::<_, i64>(0) == 0
-                {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                let sql = "select id::text, aggregatetype, aggregateid, payload::text from outbox
-                     order by aggregateid, (payload->>'v')::bigint";
-                let mut rows = client.query(sql, &[]).await.unwrap();
-                spoil(&mut rows);
-                let producer: BaseProducer = ClientConfig::new()
-                    .set("bootstrap.servers", &target.brokers)
-                    .set("partitioner", "murmur2_random")
-                    .create()
-                    .unwrap();
-                for row in &rows {
-                    let text = |index| row.get::<_, &str>(index);
-                    let topic = format!("{TOPIC_PREFIX}{}", text(1));
-                    let header = Header { key: ID_HEADER, value: Some(text(0)) };
-                    let record = BaseRecord::to(&topic).key(text(2)).payload(text(3));
-                    let sent = producer.send(record.headers(OwnedHeaders::new().insert(header)));
-                    sent.map_err(|(error, _)| error).unwrap();
-                }
-                producer.flush(Duration::from_secs(20)).unwrap();
-                stop.at_least(Stop::Drain).await;
-                Ok(())
-            }))
-        }
-    }
 
     fn options() -> Options {
         Options {
@@ -364,33 +292,10 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_run_whose_events_all_arrive_is_verified() {
-        let report = report(&options(), stand_in(|_| {}), pending()).await.unwrap();
+        let report = report(&options(), pending()).await.unwrap();
         assert!(report.verified, "{report}");
         assert!(report.committed > 50, "{report}");
         assert!(report.commit_to_ack_p50_ms.is_some());
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_run_with_two_events_of_an_aggregate_swapped_is_not_verified() {
-        let spoil = |rows: &mut Vec<Row>| {
-            let version = |row: &Row| row.get::<_, String>(2);
-            let neighbours = rows.windows(2).position(|pair| version(&pair[0]) == version(&pair[1])).unwrap();
-            rows.swap(neighbours, neighbours + 1);
-        };
-        let report = report(&options(), stand_in(spoil), pending()).await.unwrap();
-        assert!(!report.verified, "{report}");
-        assert_eq!((report.defects.out_of_order, report.defects.lost), (1, 0), "{report}");
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_relay_that_fails_ends_the_run_with_its_own_error_and_leaves_nothing_behind() {
-        let failing = |_: &Target| {
-            Ok(RunningRelay::spawn(|_, _| async {
-                Err(Error::new(Kind::Publication, "the table has no column payload"))
-            }))
-        };
-        let error = report(&options(), failing, pending()).await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Publication);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -398,7 +303,7 @@ mod tests {
     async fn named_brokers_are_used_and_left_without_topics_of_the_run() {
         let brokers = std::env::var("WALRELAY_TEST_BROKERS").unwrap();
         let options = Options { brokers: Some(brokers.clone()), ..options() };
-        let report = report(&options, stand_in(|_| {}), pending()).await.unwrap();
+        let report = report(&options, pending()).await.unwrap();
         assert!(report.verified, "{report}");
         let client: BaseProducer = ClientConfig::new().set("bootstrap.servers", &brokers).create().unwrap();
         let metadata = client.client().fetch_metadata(None, Duration::from_secs(10)).unwrap();
@@ -408,21 +313,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn an_interrupted_run_ends_soon_and_is_not_verified() {
-        let (started, is_started) = tokio::sync::oneshot::channel();
-        let idle = |_: &Target| {
-            started.send(()).unwrap();
-            Ok(RunningRelay::spawn(|_, mut stop| async move {
-                stop.at_least(Stop::Drain).await;
-                Ok(())
-            }))
-        };
         let options = Options { seconds: 600, ..options() };
-        let interrupted = async {
-            is_started.await.unwrap();
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        };
         let started = Instant::now();
-        let error = report(&options, idle, interrupted).await.unwrap_err();
+        let error = report(&options, tokio::time::sleep(Duration::from_secs(3))).await.unwrap_err();
         assert_eq!(error.kind(), Kind::NotVerified);
         assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     }

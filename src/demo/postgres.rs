@@ -1,6 +1,7 @@
 //! A private Postgres: its own directory, its own port, gone when it is dropped. What starts and stops it blocks.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,8 +16,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
-use super::binaries::Binaries;
-use super::guardian::{Guardian, send_signal};
+use super::process::{Guardian, send_signal};
 use crate::error::{Error, Kind, Result};
 
 /// The superuser, and the database everything happens in.
@@ -69,15 +69,6 @@ pub struct Settings {
     pub configuration: String,
 }
 
-/// How a server is told to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// `SIGINT`: ends sessions, waits for walsenders to be confirmed everything, checkpoints.
-    Fast,
-    /// `SIGQUIT`: ends at once; the next start recovers.
-    Immediate,
-}
-
 /// A Postgres of our own. Dropping it stops it and removes its temporary directory, and so does the end of this process,
 /// however it ends.
 #[derive(Debug)]
@@ -109,25 +100,17 @@ impl PrivatePostgres {
 
     /// A server without data: [`PrivatePostgres::initdb`] makes them, or the caller puts them into
     /// [`PrivatePostgres::data_dir`].
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had.
     pub fn new(settings: Settings) -> Result<Self> {
         let binaries = Binaries::find(settings.bin.as_deref())?;
         let user = OsUser::instead_of_root()?;
-        let temporary = match &settings.dir {
-            Some(_) => None,
-            None => {
-                Some(tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user)).map_err(unusable)?)
-            }
-        };
+        let made = || tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user));
+        let temporary = settings.dir.is_none().then(made).transpose().map_err(unusable)?;
         let guardian = Guardian::start(temporary.as_ref().map(TempDir::path)).map_err(unusable)?;
         let password = settings.password.then(random_password).transpose().map_err(unusable)?;
         let dir = settings.dir.or(temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
-        let configuration = settings.configuration;
         let server = PrivatePostgres {
             binaries,
-            configuration,
+            configuration: settings.configuration,
             user,
             port: 0,
             password,
@@ -141,9 +124,6 @@ impl PrivatePostgres {
     }
 
     /// Makes a cluster in the data directory, with its configuration.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] with the end of the log.
     pub fn initdb(&self) -> Result<()> {
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(self.data_dir()).args(["-U", USER, "-E", "UTF8", "--no-locale", "--no-sync"]);
@@ -165,26 +145,17 @@ impl PrivatePostgres {
     }
 
     /// Appends lines to `postgresql.conf`.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where there is none yet.
     pub fn configure(&self, lines: &str) -> Result<()> {
         let file = OpenOptions::new().append(true).open(self.data_dir().join("postgresql.conf"));
         file.and_then(|mut file| file.write_all(lines.as_bytes())).map_err(unusable)
     }
 
     /// Gives a file to the user that runs the server.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where there is no such file.
     pub fn give(&self, path: &Path) -> Result<()> {
         self.user.map_or(Ok(()), |user| user.own(path)).map_err(unusable)
     }
 
     /// Starts the server on the data it has, and waits until it takes connections.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it already runs, or does not start; the end of its log is in the cause.
     pub fn launch(&mut self) -> Result<()> {
         if self.child.is_some() {
             return Err(Error::new(Kind::Prerequisite, "the private Postgres already runs"));
@@ -214,12 +185,12 @@ impl PrivatePostgres {
 
     /// Major version.
     pub fn major(&self) -> u32 {
-        self.binaries.major()
+        self.binaries.major
     }
 
     /// The path of a program of this version.
     pub fn program(&self, name: &str) -> PathBuf {
-        self.binaries.program(name)
+        self.binaries.dir.join(name)
     }
 
     /// The data directory.
@@ -250,24 +221,15 @@ impl PrivatePostgres {
     }
 
     /// An SQL session as superuser; its connection runs on a task of its own and ends with the client.
-    ///
-    /// # Errors
-    /// [`Kind::PostgresUnreachable`].
     pub async fn connect(&self) -> Result<Client> {
         connect(&self.client_config()).await
     }
 
-    /// Stops the server and waits for it, for at most `timeout`.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it does not run, or still runs then; it goes on stopping.
-    pub fn stop(&mut self, how: Stop, timeout: Duration) -> Result<ExitStatus> {
+    /// Shuts the server down with `SIGINT`, and waits at most `timeout`: Postgres ends sessions, waits until walsenders are
+    /// confirmed everything, and checkpoints.
+    pub fn stop_fast(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let child = self.child.as_ref().ok_or_else(not_running)?;
-        let signal = match how {
-            Stop::Fast => "INT",
-            Stop::Immediate => "QUIT",
-        };
-        send_signal(child.id(), signal).map_err(unusable)?;
+        send_signal(child.id(), "INT").map_err(unusable)?;
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.exited()? {
@@ -282,9 +244,6 @@ impl PrivatePostgres {
     }
 
     /// Kills the postmaster with `SIGKILL`: a crash. Its other processes end by themselves a little later.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it cannot be killed.
     pub fn kill(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         child.kill().and_then(|()| child.wait()).map_err(unusable)?;
@@ -293,7 +252,7 @@ impl PrivatePostgres {
 
     /// One of the programs, as the right user, writing to the log, out of reach of the terminal's Ctrl-C.
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.binaries.program(program));
+        let mut command = Command::new(self.binaries.dir.join(program));
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null());
         for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
             command.env_remove(name);
@@ -369,7 +328,7 @@ impl PrivatePostgres {
         let log = fs::read_to_string(self.log_path()).unwrap_or_default();
         let mut lines: Vec<&str> = log.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
         lines.reverse();
-        let programs = self.binaries.dir().display();
+        let programs = self.binaries.dir.display();
         Error::new(Kind::Prerequisite, format!("{what}; the end of its log: {:?}", lines.join(" | ")))
             .remedy(format!("see whether the Postgres in {programs} works, or name another with --postgres-bin"))
     }
@@ -403,9 +362,6 @@ impl Drop for PrivatePostgres {
 }
 
 /// An SQL session; its connection runs on a task of its own and ends with the client.
-///
-/// # Errors
-/// [`Kind::PostgresUnreachable`].
 pub(super) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
     let unreachable = |error| Error::new(Kind::PostgresUnreachable, format!("connecting to Postgres: {error}"));
     let (client, connection) = config.connect(NoTls).await.map_err(unreachable)?;
@@ -424,11 +380,102 @@ fn unusable(error: io::Error) -> Error {
     Error::new(Kind::Prerequisite, format!("the private Postgres cannot be run: {error}"))
 }
 
+/// The oldest major version whose logical decoding the relay is written for.
+const MAJOR_MIN: u32 = 14;
+
+/// Names a directory with `postgres` and `initdb`, before anything is searched.
+const BIN_VARIABLE: &str = "WALRELAY_POSTGRES_BIN";
+
+/// Directories that hold one directory for each installed version, and where in it the programs are.
+const VERSIONED: [(&str, &str); 5] = [
+    ("/usr/lib/postgresql", "bin"),
+    ("/usr/local/opt", "bin"),
+    ("/opt/homebrew/opt", "bin"),
+    ("/Library/PostgreSQL", "bin"),
+    ("/Applications/Postgres.app/Contents/Versions", "bin"),
+];
+
+/// A directory with `postgres` and `initdb` of one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Binaries {
+    dir: PathBuf,
+    major: u32,
+}
+
+impl Binaries {
+    /// Finds them: `asked`, [`BIN_VARIABLE`], `PATH`, then the usual places with the highest version first.
+    fn find(asked: Option<&Path>) -> Result<Self> {
+        if let Some(dir) = asked {
+            return Self::named(dir, "--postgres-bin");
+        }
+        if let Some(dir) = env::var_os(BIN_VARIABLE).filter(|dir| !dir.is_empty()) {
+            return Self::named(Path::new(&dir), BIN_VARIABLE);
+        }
+        let on_path = env::var_os("PATH").unwrap_or_default();
+        if let Some(found) = env::split_paths(&on_path).find_map(|dir| Self::at(&dir)) {
+            return Ok(found);
+        }
+        let newest = usual_places().into_iter().filter_map(|dir| Self::at(&dir)).max_by_key(|found| found.major);
+        newest.ok_or_else(|| {
+            Error::new(Kind::Prerequisite, "no Postgres is installed").remedy(
+                "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; macOS: brew install \
+                 postgresql), or name its programs with --postgres-bin",
+            )
+        })
+    }
+
+    fn named(dir: &Path, by: &str) -> Result<Self> {
+        Self::at(dir).ok_or_else(|| {
+            let what = format!(
+                "{by} names {}, which has no postgres and initdb of version {MAJOR_MIN} or later",
+                dir.display()
+            );
+            Error::new(Kind::Config, what).remedy("name the directory that holds the programs postgres and initdb")
+        })
+    }
+
+    /// Those in `dir`, if both programs are there, run, and are new enough.
+    fn at(dir: &Path) -> Option<Self> {
+        if !dir.join("initdb").is_file() {
+            return None;
+        }
+        let output = Command::new(dir.join("postgres")).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let major = major_of(&String::from_utf8_lossy(&output.stdout))?;
+        // The real directory: a shim would start its own wrapper where the server's process id is wanted.
+        let dir = fs::canonicalize(dir.join("postgres")).ok()?.parent()?.to_owned();
+        (major >= MAJOR_MIN && dir.join("initdb").is_file()).then_some(Binaries { dir, major })
+    }
+}
+
+/// `postgres (PostgreSQL) 15.18 (Debian …)` is 15; a beta is `18beta1`.
+fn major_of(version_line: &str) -> Option<u32> {
+    let version = version_line.split(')').nth(1)?.split_whitespace().next()?;
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+fn usual_places() -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> =
+        ["/usr/local/pgsql/bin", "/usr/local/bin", "/opt/homebrew/bin"].map(Into::into).into();
+    let asdf = env::var_os("HOME").map(|home| Path::new(&home).join(".asdf/installs/postgres"));
+    let roots = VERSIONED.iter().map(|(root, bin)| (PathBuf::from(root), *bin)).chain(asdf.map(|root| (root, "bin")));
+    for (root, bin) in roots {
+        let Ok(entries) = fs::read_dir(&root) else { continue };
+        let names = entries.flatten().map(|entry| entry.file_name());
+        places.extend(names.filter(|name| holds_postgres(&root, name)).map(|name| root.join(name).join(bin)));
+    }
+    // RPM packages put each version beside the others rather than below one directory.
+    places.extend((MAJOR_MIN..MAJOR_MIN + 10).map(|major| PathBuf::from(format!("/usr/pgsql-{major}/bin"))));
+    places
+}
+
+/// Homebrew's directory holds everything it installs; the others only hold versions of Postgres.
+fn holds_postgres(root: &Path, name: &OsStr) -> bool {
+    !root.ends_with("opt") || name.to_string_lossy().starts_with("postgresql")
+}
+
 /// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A client could take
 /// a port of that range while its server restarts.
-///
-/// # Errors
-/// [`io::ErrorKind::AddrInUse`] where no port is free.
 pub fn free_port() -> io::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 14_000;
@@ -474,9 +521,6 @@ impl OsUser {
     }
 
     /// Gives it a file or directory.
-    ///
-    /// # Errors
-    /// What the operating system says where the path is missing or we are not root.
     pub fn own(self, path: &Path) -> io::Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
     }
@@ -543,7 +587,7 @@ mod tests {
             assert_eq!(shown, value, "{name}");
         }
 
-        assert!(server.stop(Stop::Fast, START_TIMEOUT).unwrap().success());
+        assert!(server.stop_fast(START_TIMEOUT).unwrap().success());
         assert!(server.connect().await.is_err());
         server.launch().unwrap();
         assert_eq!((server.port(), count(&server).await), (port, 1));
@@ -554,10 +598,6 @@ mod tests {
 
         let socket = server.socket_dir().unwrap().join(format!(".s.PGSQL.{port}"));
         assert!(socket.exists(), "no unix socket at {socket:?}");
-        let pid = server.child.as_ref().unwrap().id();
-        let status = server.stop(Stop::Immediate, START_TIMEOUT).unwrap();
-        assert!(!status.success() || !is_alive(pid));
-        server.launch().unwrap();
         let pid = server.child.as_ref().unwrap().id();
         assert!(is_alive(pid));
         drop(server);
@@ -600,5 +640,23 @@ mod tests {
         assert!(!is_open_to_all(&inner));
         fs::set_permissions(outer.path(), fs::Permissions::from_mode(0o711)).unwrap();
         assert!(is_open_to_all(&inner));
+    }
+
+    #[test]
+    fn the_major_version_is_read_from_what_postgres_prints() {
+        assert_eq!(major_of("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"), Some(15));
+        assert_eq!(major_of("postgres (PostgreSQL) 18beta1\n"), Some(18));
+        assert_eq!(major_of("postgres (PostgreSQL) 9.6.24"), Some(9));
+        for bad in ["", "postgres", "postgres (PostgreSQL)", "postgres (PostgreSQL) x"] {
+            assert_eq!(major_of(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_without_postgres_is_refused_by_name() {
+        let empty = tempfile::tempdir().unwrap();
+        let error = Binaries::find(Some(empty.path())).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.cause().contains("--postgres-bin names"), "{error}");
     }
 }

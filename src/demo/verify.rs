@@ -1,10 +1,13 @@
 //! Checks that every committed event arrived: once, whole, in order and in its place. Pure, and strict: doubt counts
 //! against the run. The caller stops the writers and reads the topics to their ends first: events that are committed
-//! between the two readings look lost, or like phantoms.
+//! between the two readings look lost, or like phantoms. [`Report`] has the outcome of a demo, as a table or as JSON.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+
+use serde::Serialize;
 
 use crate::sink::{hash, partition};
 
@@ -195,6 +198,125 @@ fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     missing.sum()
 }
 
+/// Defects of each kind that are named.
+const EXAMPLES_OF_EACH: usize = 3;
+
+/// How many [`Findings`] of each kind there are.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Defects {
+    lost: usize,
+    duplicated: usize,
+    out_of_order: usize,
+    phantom: usize,
+    wrong_partition: usize,
+    altered: usize,
+    unread: usize,
+}
+
+/// The outcome of one run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Report {
+    /// Whether every committed event arrived once, whole, in order and in its place.
+    pub verified: bool,
+    /// Seconds the writers wrote.
+    pub seconds: f64,
+    /// Seed of the workload.
+    pub seed: u64,
+    /// Major version of Postgres.
+    pub postgres: u32,
+    /// `mock` or `named`.
+    pub broker: &'static str,
+    pub committed: u64,
+    pub delivered: u64,
+    #[serde(flatten)]
+    pub(super) defects: Defects,
+    /// Half of the events took at most this from their commit's time to a reader of the topic, in milliseconds: an upper
+    /// bound of the time from commit to ack.
+    pub commit_to_ack_p50_ms: Option<f64>,
+    /// 99 of 100 events took at most this.
+    pub commit_to_ack_p99_ms: Option<f64>,
+    /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is one, mock broker.
+    pub peak_memory_bytes: Option<u64>,
+    /// The first defects in words.
+    pub(super) examples: Vec<String>,
+}
+
+impl Report {
+    /// What follows from the verdict; the rest is empty.
+    pub(super) fn new(verdict: &Verdict) -> Self {
+        let findings = &verdict.findings;
+        let defects = Defects {
+            lost: findings.lost.len(),
+            duplicated: findings.duplicates,
+            out_of_order: findings.out_of_order.len(),
+            phantom: findings.phantom.len(),
+            wrong_partition: findings.misplaced.len(),
+            altered: findings.altered.len(),
+            unread: findings.unread,
+        };
+        Report {
+            // A run in which nothing was committed shows nothing.
+            verified: *findings == Findings::default() && verdict.committed > 0,
+            committed: verdict.committed,
+            delivered: verdict.delivered,
+            commit_to_ack_p50_ms: verdict.latency_ms(0.50),
+            commit_to_ack_p99_ms: verdict.latency_ms(0.99),
+            defects,
+            examples: findings.examples(EXAMPLES_OF_EACH),
+            ..Report::default()
+        }
+    }
+
+    /// The sentence for the error of a run that did not verify.
+    pub(super) fn summary(&self) -> String {
+        if self.committed == 0 {
+            return "nothing was committed, so nothing was shown".to_owned();
+        }
+        let first = self.examples.first().map(|example| format!("; first: {example}")).unwrap_or_default();
+        format!("{} of {} events arrived, and not all as they should{first}", self.delivered, self.committed)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
+        let memory =
+            self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+        let Defects { lost, duplicated, out_of_order, phantom, wrong_partition, altered, unread } = &self.defects;
+        let mut rows = vec![
+            ("committed", self.committed.to_string()),
+            ("delivered", self.delivered.to_string()),
+            ("lost", lost.to_string()),
+            ("duplicated", duplicated.to_string()),
+            ("out of order", out_of_order.to_string()),
+        ];
+        let rare =
+            [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
+        let rare = rare.into_iter().filter(|(_, count)| **count > 0);
+        rows.extend(rare.map(|(name, count)| (name, count.to_string())));
+        rows.extend([
+            ("commit to reader, p50", millis(self.commit_to_ack_p50_ms)),
+            ("commit to reader, p99", millis(self.commit_to_ack_p99_ms)),
+            ("peak memory", memory),
+            ("verified", if self.verified { "yes" } else { "NO" }.to_owned()),
+        ]);
+        let name_width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let value_width = rows.iter().map(|(_, value)| value.len()).max().unwrap_or(0);
+        for (name, value) in &rows {
+            let note = match (*name, self.broker) {
+                ("peak memory", "mock") => "  whole process, mock Kafka included",
+                ("peak memory", _) => "  whole process",
+                _ => "",
+            };
+            writeln!(f, "{name:<name_width$}  {value:>value_width$}{note}")?;
+        }
+        for example in &self.examples {
+            writeln!(f, "  {example}")?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,94 +359,77 @@ mod tests {
         topics
     }
 
-    fn found(rows: &[Committed], topics: &Topics) -> Findings {
-        verify(rows, topics).findings
-    }
-
     #[test]
-    fn a_complete_run_has_no_defect_in_whatever_order_its_records_were_read() {
+    fn each_defect_is_found_for_what_it_is() {
         let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.records.reverse();
-        let verdict = verify(&rows, &topics);
-        assert_eq!(verdict.findings, Findings::default());
-        assert_eq!((verdict.committed, verdict.delivered), (12, 12));
-        assert_eq!(verdict.latency_ms(0.5), Some(5.0));
-    }
-
-    #[test]
-    fn an_event_that_never_arrives_is_lost() {
-        let rows = rows();
-        let lost = vec!["order-1/1 (version 1 of order-1)".to_owned()];
-        let findings = found(&rows, &deliver(&rows[1..]));
-        assert_eq!(findings, Findings { lost, ..Findings::default() });
-        assert_eq!(findings.examples(5), ["lost: event order-1/1 (version 1 of order-1)"]);
-        assert_eq!(found(&rows, &deliver([])).lost.len(), 12);
-    }
-
-    #[test]
-    fn an_event_that_arrives_again_is_duplicated_and_not_out_of_order() {
-        let rows = rows();
-        let findings = found(&rows, &deliver(rows.iter().chain(&rows[..2])));
-        assert_eq!(findings, Findings { duplicates: 2, ..Findings::default() });
-        assert!(findings.is_sound());
-    }
-
-    #[test]
-    fn a_later_version_first_is_out_of_order_also_when_the_right_order_follows() {
-        let rows = rows();
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let lost = || ids(&["order-1/1 (version 1 of order-1)"]);
+        let out_of_order = || vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
         let mut swapped = rows.clone();
         swapped.swap(0, 1);
-        let out_of_order = vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
-        assert_eq!(found(&rows, &deliver(&swapped)), Findings { out_of_order, ..Findings::default() });
-        let again = found(&rows, &deliver(swapped.iter().chain(&rows[..4])));
-        assert_eq!(again.out_of_order.len(), 1);
-        assert!(!again.is_sound());
-    }
-
-    #[test]
-    fn what_was_never_committed_or_has_no_id_is_a_phantom() {
-        let rows = rows();
-        let mut topics = deliver(rows.iter().chain([&row("order-9", 1)]));
-        let phantom = vec!["order-9/1".to_owned()];
-        assert_eq!(found(&rows, &topics), Findings { phantom, ..Findings::default() });
-        topics.records[0].id = None;
-        let findings = found(&rows, &topics);
-        assert_eq!((findings.phantom.len(), findings.lost.len()), (2, 1));
-    }
-
-    #[test]
-    fn a_record_in_another_partition_or_topic_than_its_key_and_type_call_for_is_found() {
-        let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.ends.clear();
-        topics.records[3].partition += 1;
-        topics.records[7].topic = "outbox.event.invoice".into();
-        let mut misplaced = vec!["order-1/4".to_owned(), "order-2/4".to_owned()];
-        let mut findings = found(&rows, &topics);
-        findings.misplaced.sort_unstable();
-        misplaced.sort_unstable();
-        assert_eq!(findings, Findings { misplaced, ..Findings::default() });
-    }
-
-    #[test]
-    fn a_record_whose_key_or_value_differs_from_the_row_is_altered() {
-        let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.records[0].payload = fingerprint(None);
-        topics.records[1].key = None;
-        let findings = found(&rows, &topics);
-        assert_eq!(findings.altered.len(), 2);
-        assert_eq!(Findings { altered: Vec::new(), ..findings }, Findings::default());
+        let changed = |change: fn(&mut Topics)| {
+            let mut topics = deliver(&rows);
+            change(&mut topics);
+            topics
+        };
+        let none = Findings::default;
+        for (what, topics, expected) in [
+            ("read in another order", changed(|topics| topics.records.reverse()), none()),
+            ("never arrived", deliver(&rows[1..]), Findings { lost: lost(), ..none() }),
+            ("arrived again", deliver(rows.iter().chain(&rows[..2])), Findings { duplicates: 2, ..none() }),
+            ("a later version first", deliver(&swapped), Findings { out_of_order: out_of_order(), ..none() }),
+            (
+                "a later version first, and the right order behind it",
+                deliver(swapped.iter().chain(&rows[..4])),
+                Findings { out_of_order: out_of_order(), duplicates: 4, ..none() },
+            ),
+            (
+                "never committed",
+                deliver(rows.iter().chain([&row("order-9", 1)])),
+                Findings { phantom: ids(&["order-9/1"]), ..none() },
+            ),
+            (
+                "without an id",
+                changed(|topics| topics.records[0].id = None),
+                Findings { phantom: ids(&[""]), lost: lost(), ..none() },
+            ),
+            (
+                "in another partition or topic than its key and type call for",
+                changed(|topics| {
+                    topics.ends.clear();
+                    topics.records[3].partition += 1;
+                    topics.records[7].topic = "outbox.event.invoice".into();
+                }),
+                Findings { misplaced: ids(&["order-2/4", "order-1/4"]), ..none() },
+            ),
+            (
+                "key or value differ from the row",
+                changed(|topics| {
+                    topics.records[0].payload = fingerprint(None);
+                    topics.records[1].key = None;
+                }),
+                Findings { altered: ids(&["order-1/1", "order-1/2"]), ..none() },
+            ),
+            (
+                "nobody read it, and no event is missing",
+                {
+                    let mut topics = deliver(rows.iter().chain(&rows[11..]));
+                    topics.records.pop();
+                    topics
+                },
+                Findings { unread: 1, ..none() },
+            ),
+        ] {
+            let verdict = verify(&rows, &topics);
+            assert_eq!(verdict.findings, expected, "{what}");
+            assert_eq!(verdict.findings.is_sound(), Findings { duplicates: 0, ..expected } == none(), "{what}");
+            let delivered = 12 - verdict.findings.lost.len() as u64;
+            assert_eq!((verdict.committed, verdict.delivered), (12, delivered), "{what}");
+        }
+        let examples = verify(&rows, &deliver(&rows[1..])).findings.examples(5);
+        assert_eq!(examples, ["lost: event order-1/1 (version 1 of order-1)"]);
+        assert_eq!(verify(&rows, &deliver(&rows)).latency_ms(0.5), Some(5.0));
         assert_ne!(fingerprint(None), fingerprint(Some(b"")));
-    }
-
-    #[test]
-    fn a_record_nobody_read_counts_even_where_no_event_is_missing() {
-        let rows = rows();
-        let mut topics = deliver(rows.iter().chain(&rows[11..]));
-        topics.records.pop();
-        assert_eq!(found(&rows, &topics), Findings { unread: 1, ..Findings::default() });
     }
 
     #[test]
@@ -332,5 +437,34 @@ mod tests {
         let verdict = Verdict { latencies_us: (1..=100).map(|ms| ms * 1000).collect(), ..Verdict::default() };
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| verdict.latency_ms(share).unwrap()), [1.0, 50.0, 99.0, 100.0]);
         assert_eq!(Verdict::default().latency_ms(0.5), None);
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_a_clean_run_shows_no_rare_defects() {
+        let verdict =
+            Verdict { committed: 20_000, delivered: 20_000, latencies_us: vec![5_000; 9], ..Verdict::default() };
+        let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(&verdict) };
+        assert!(report.verified);
+        let text = report.to_string();
+        let value_ends: Vec<_> = text.lines().map(|line| line.split("  whole").next().unwrap().len()).collect();
+        assert!(value_ends.iter().all(|end| *end == value_ends[0]), "{value_ends:?}\n{text}");
+        assert!(text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"), "{text}");
+        assert!(!text.contains("phantom") && text.contains("64 MiB"), "{text}");
+    }
+
+    #[test]
+    fn nothing_committed_is_not_verified_and_says_so() {
+        let report = Report::new(&Verdict::default());
+        assert!(!report.verified);
+        assert!(report.summary().contains("nothing was committed"));
+    }
+
+    #[test]
+    fn the_json_object_has_the_numbers_at_its_top_level() {
+        let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
+        let verdict = Verdict { committed: 10, delivered: 7, findings, ..Verdict::default() };
+        let json = serde_json::to_value(Report::new(&verdict)).unwrap();
+        assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
+        assert!(json["commit_to_ack_p99_ms"].is_null());
     }
 }

@@ -119,17 +119,11 @@ pub struct Counts {
 }
 
 /// Creates what [`SCHEMA`] has. To be called once.
-///
-/// # Errors
-/// What Postgres says.
 pub async fn prepare(client: &Client) -> Result<()> {
     client.batch_execute(SCHEMA).await.map_err(|error| refused("creating the tables", &error))
 }
 
 /// Reads the whole outbox: what has to arrive. Topics are `topic_prefix` and the aggregate's type.
-///
-/// # Errors
-/// What Postgres says.
 pub async fn ledger(client: &mut Client, topic_prefix: &str) -> Result<Vec<Committed>> {
     let failed = |error| refused("reading the outbox", &error);
     let transaction = client.transaction().await.map_err(failed)?;
@@ -193,10 +187,7 @@ impl Workload {
         self.writers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Lets each writer end its transaction, and waits for all.
-    ///
-    /// # Errors
-    /// The first writer's that met one.
+    /// Lets each writer end its transaction, and waits for all. Gives the first error that a writer met.
     pub async fn stop(mut self) -> Result<Arc<Counts>> {
         self.stop.send_replace(true);
         let mut outcome = Ok(());
@@ -257,17 +248,16 @@ impl Writer {
 
     async fn connect(&self) -> Result<Session> {
         let client = connect(&self.config).await?;
-        let prepared = |sql| client.prepare(sql);
-        let emit = prepared(EMIT).await.map_err(|error| refused("preparing to write", &error))?;
-        let noise = prepared(NOISE).await.map_err(|error| refused("preparing to write", &error))?;
+        let failed = |error| refused("preparing to write", &error);
+        let emit = client.prepare(EMIT).await.map_err(failed)?;
+        let noise = client.prepare(NOISE).await.map_err(failed)?;
         Ok(Session { client, emit, noise })
     }
 
     async fn write(&mut self, session: &Session) -> Result<()> {
-        let per_writer =
-            |total: u32| Duration::from_secs_f64(self.settings.writers.max(1) as f64 / f64::from(total.max(1)));
         let mut ticks = self.settings.transactions_per_second.map(|total| {
-            let mut ticks = interval(per_writer(total));
+            let each = self.settings.writers.max(1) as f64 / f64::from(total.max(1));
+            let mut ticks = interval(Duration::from_secs_f64(each));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             ticks
         });
@@ -324,26 +314,24 @@ impl Writer {
     /// What a transaction does to one aggregate; gives the number of events that are left of it.
     async fn step(&mut self, session: &Session, aggregate: usize) -> std::result::Result<u64, tokio_postgres::Error> {
         let client = &session.client;
-        match self.rng.u8(0..100) {
+        let events = match self.rng.u8(0..100) {
             0..=9 => {
                 client.batch_execute("savepoint step").await?;
                 self.emit(session, aggregate, 1).await?;
                 // Taken back alone, counter and all.
                 client.batch_execute("rollback to savepoint step").await?;
-                self.emit(session, aggregate, 1).await
+                1
             }
             10..=24 => {
                 client.batch_execute("savepoint step").await?;
                 let emitted = self.emit(session, aggregate, 1).await?;
                 client.batch_execute("release savepoint step").await?;
-                Ok(emitted)
+                return Ok(emitted);
             }
-            25..=29 => {
-                let events = self.rng.i32(2..25);
-                self.emit(session, aggregate, events).await
-            }
-            _ => self.emit(session, aggregate, 1).await,
-        }
+            25..=29 => self.rng.i32(2..25),
+            _ => 1,
+        };
+        self.emit(session, aggregate, events).await
     }
 
     async fn emit(

@@ -21,7 +21,7 @@ pub(crate) use self::wanted::Wanted;
 use crate::clock::now_us;
 use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Place, Polled, Via};
+use crate::event::{Event, Place, Polled, Via};
 use crate::poll::select::{extent, rows};
 use crate::poll::{NEEDS_ORDER, PolledRow, Reader, Rows, Selection, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
@@ -40,24 +40,41 @@ use crate::upkeep::parked::may_look;
 /// How many rows that cannot be routed are named.
 const EXAMPLES_MAX: usize = 10;
 
-/// How often a record that found the producer full is offered again, where nothing else happens.
+/// Time between two attempts to enqueue a record that found the producer full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// How often a person may be told how far it is.
+/// Time between two reports of the progress.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long acks of what is in flight are waited for where no more rows can be had.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for records in flight to arrive, where no more are sent because of an error.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows taken before everything else gets its turn.
 const ROWS_PER_TURN: usize = 256;
 
 /// A table that rows are wanted of.
 #[derive(Debug)]
 struct Table<'c> {
-    /// Which of the configured outboxes it is.
+    /// Index of the outbox in the configuration.
     number: usize,
     outbox: &'c OutboxConfig,
     facts: TableFacts,
     /// Which rows, as SQL.
     condition: String,
+}
+
+impl Table<'_> {
+    fn polled(&self) -> Result<Polled> {
+        let columns = self.facts.columns.clone();
+        Polled::new(self.outbox, columns).map_err(|column| {
+            Error::new(Kind::Publication, format!("table {} has no column {column}", self.facts.name))
+        })
+    }
+
+    /// The event of a row, or what is wrong with the row.
+    fn event<'a>(&self, polled: &'a mut Polled, place: Place, row: &PolledRow) -> Result<Event<'a>, String> {
+        polled.event(place, self.number, row.values()).map_err(|(column, fault)| {
+            let column = self.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
+            format!("column {column} {fault}")
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -74,25 +91,21 @@ pub(crate) struct Replay<'c> {
     notes: Vec<String>,
 }
 
-/// What was found.
+/// The rows of all tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Survey {
-    /// Rows in all tables.
     pub rows: u64,
     /// Those of them that cannot be routed.
     pub unroutable: u64,
-    /// Each table.
     pub tables: Vec<Found>,
     /// The first rows that cannot be routed.
     pub unroutable_rows: Vec<Unroutable>,
 }
 
-/// What was found in a table.
+/// The rows of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// The table.
     pub outbox: String,
-    /// How many rows.
     pub rows: u64,
     /// What they are ordered by, before the id, as SQL.
     pub order: Option<String>,
@@ -111,11 +124,9 @@ pub struct Found {
 /// A row without a way to Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unroutable {
-    /// The table.
     pub outbox: String,
-    /// Its id, as it is.
+    /// As it is.
     pub id: String,
-    /// What is wrong with it.
     pub why: String,
 }
 
@@ -128,6 +139,13 @@ impl Survey {
         topics.dedup();
         topics
     }
+
+    fn unroutable(&mut self, outbox: &str, id: &str, why: String) {
+        self.unroutable += 1;
+        if self.unroutable_rows.len() < EXAMPLES_MAX {
+            self.unroutable_rows.push(Unroutable { outbox: outbox.to_owned(), id: id.to_owned(), why });
+        }
+    }
 }
 
 fn orderless(table: &str, count: u64) -> Error {
@@ -138,81 +156,84 @@ fn orderless(table: &str, count: u64) -> Error {
     Error::new(Kind::Config, cause).remedy(format!("{NEEDS_ORDER}; or replay one row at a time with --id"))
 }
 
-/// Takes rows to where they would go.
-struct Looking<'t> {
-    table: &'t Table<'t>,
-    router: Router,
-    polled: Polled,
-}
-
-impl<'t> Looking<'t> {
-    fn new(table: &'t Table<'t>) -> Result<Looking<'t>> {
-        let router = Router::new(table.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-        Ok(Looking { table, router, polled: table.polled()? })
-    }
-
-    fn row(&mut self, row: &PolledRow, found: &mut Found, survey: &mut Survey) {
-        let id = row.id().to_owned();
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Replay };
-        let routed = match self.polled.event(place, self.table.number, row.values()) {
-            Ok(event) => match self.router.route(&event) {
-                Ok(routed) => {
-                    routed.with_record(|record| match found.topics.get_mut(record.topic) {
-                        Some(count) => *count += 1,
-                        None => {
-                            found.topics.insert(record.topic.to_owned(), 1);
-                        }
-                    });
-                    Ok(())
-                }
-                Err(error) => Err(error.problem.to_string()),
-            },
-            Err((column, fault)) => {
-                let column = self.table.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
-                Err(format!("column {column} {fault}"))
-            }
-        };
-        if let Err(why) = routed {
-            survey.unroutable += 1;
-            if survey.unroutable_rows.len() < EXAMPLES_MAX {
-                let (outbox, id) = (found.outbox.clone(), id.clone());
-                survey.unroutable_rows.push(Unroutable { outbox, id, why });
-            }
-        }
-        if found.first.is_none() {
-            found.first = Some(id.clone());
-        }
-        found.last = Some(id);
-    }
-}
-
-impl Table<'_> {
-    pub(super) fn polled(&self) -> Result<Polled> {
-        let columns = self.facts.columns.clone();
-        Polled::new(self.outbox, columns).map_err(|column| {
-            Error::new(Kind::Publication, format!("table {} has no column {column}", self.facts.name))
-        })
-    }
-}
-
-/// How far it has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Rows that were taken.
+    /// Rows that were enqueued.
     pub taken: u64,
-    /// Rows that the broker acked.
     pub acked: u64,
     /// The last row that was acked with all before it: its table and its id.
     pub up_to: Option<(String, String)>,
 }
 
-/// How it ended.
+/// How the sending of rows or dead letters ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// All rows are acked.
+    /// All are acked.
     All,
     /// It was told to stop.
     Stopped,
+}
+
+/// The turns of a loop that sends records and takes acks: a stop, the time to report the progress, and the time to offer a
+/// record again.
+pub(crate) struct Turns {
+    stop: StopSignal,
+    /// How long a stop waits for records in flight.
+    grace: Duration,
+    /// Until when records in flight are waited for, where nothing more is to be sent.
+    leaving: Option<Instant>,
+    next_tell: Instant,
+}
+
+impl Turns {
+    pub(crate) fn new(stop: StopSignal, grace: Duration) -> Turns {
+        Turns { stop, grace, leaving: None, next_tell: Instant::now() + TELL_INTERVAL }
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Nothing more is to be sent; records in flight are waited for at most this long from now.
+    pub(crate) fn leave_within(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        self.leaving = Some(self.leaving.map_or(until, |leaving| leaving.min(until)));
+    }
+
+    /// Whether the wait for records in flight is over. `idle`: nothing is in flight.
+    pub(crate) fn has_to_leave(&self, idle: bool) -> bool {
+        self.leaving.is_some_and(|until| idle || until <= Instant::now())
+    }
+
+    /// Whether nothing at all is to be waited for, not even a clean end.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.stop.asked() == Stop::Now
+    }
+
+    /// Whether the progress is to be reported now.
+    pub(crate) fn is_time_to_tell(&mut self) -> bool {
+        let now = Instant::now();
+        let is_time = self.next_tell <= now;
+        if is_time {
+            self.next_tell = now + TELL_INTERVAL;
+        }
+        is_time
+    }
+
+    /// Waits for the next turn. `retry`: a record found its producer full. Safe to cancel.
+    pub(crate) async fn next(&mut self, retry: bool) {
+        let retry = retry.then(|| Instant::now() + RETRY_INTERVAL);
+        let wake = [retry, self.leaving].into_iter().flatten().fold(self.next_tell, Instant::min);
+        let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
+        tokio::select! {
+            biased;
+            () = self.stop.at_least(asked) => {
+                let grace = if self.is_abandoned() { Duration::ZERO } else { self.grace };
+                self.leaving = Some(Instant::now() + grace);
+            }
+            () = tokio::time::sleep_until(wake) => {}
+        }
+    }
 }
 
 impl<'c> Replay<'c> {
@@ -250,7 +271,6 @@ impl<'c> Replay<'c> {
         Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
     }
 
-    /// What has to be known, for people.
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -275,11 +295,22 @@ impl<'c> Replay<'c> {
             }
             if count > 0 {
                 let mut rows = self.reader.rows(&rows(facts, outbox, &selection)?).await?;
-                let mut looking = Looking::new(table)?;
-                let mut read = 0;
+                let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+                let (mut polled, mut read) = (table.polled()?, 0);
                 while let Some(row) = rows.next().await? {
                     read += 1;
-                    looking.row(&row, &mut found, &mut survey);
+                    let id = row.id().to_owned();
+                    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Replay };
+                    let topic = table.event(&mut polled, place, &row).and_then(|event| {
+                        let routed = router.route(&event).map_err(|error| error.problem.to_string())?;
+                        Ok(routed.with_record(|record| record.topic.to_owned()))
+                    });
+                    match topic {
+                        Ok(topic) => *found.topics.entry(topic).or_default() += 1,
+                        Err(why) => survey.unroutable(&name, &id, why),
+                    }
+                    found.first.get_or_insert_with(|| id.clone());
+                    found.last = Some(id);
                     say(&name, read, count);
                 }
             }
@@ -312,47 +343,44 @@ impl<'c> Replay<'c> {
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
         let setup = Setup { outboxes, delivery, ..Setup::of(config) };
         let producer = sink.handle();
-        let mut publisher = match Publisher::new(&setup, Position::default(), sink) {
+        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
+        let publisher = Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {
+            publisher.set_origin(&self.origin.0, self.origin.1);
+            publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error))?;
+            Ok(publisher)
+        });
+        let publisher = match publisher {
             Ok(publisher) => publisher,
             Err(error) => return (Published::default(), Err(error)),
         };
-        publisher.set_origin(&self.origin.0, self.origin.1);
-        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
-        let begun = publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error));
         let mut publishing = Publishing {
             publisher,
             tables: &self.tables,
             lsn: self.lsn,
             total: self.total,
-            waiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
             published: Published::default(),
-            stop,
-            grace: config.process.shutdown_timeout,
-            leaving: None,
+            turns: Turns::new(stop, config.process.shutdown_timeout),
             unusable: Box::pin(async move { producer.unusable().await }),
         };
-        let ended = match begun {
-            Ok(()) => publishing.all(&self.reader, say).await,
-            Err(error) => Err(error),
-        };
+        let ended = publishing.all(&self.reader, say).await;
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
             let until = Instant::now() + DRAIN_TIMEOUT;
-            drop(drain(&mut publishing.publisher, until, &mut publishing.stop).await);
+            drop(drain(&mut publishing.publisher, until, &mut publishing.turns.stop).await);
         }
         publishing.note();
-        let Publishing { publisher, published, stop, .. } = publishing;
-        if stop.asked() < Stop::Now {
-            publisher.sink.close().await;
+        if !publishing.turns.is_abandoned() {
+            publishing.publisher.sink.close().await;
         }
-        (published, ended)
+        (publishing.published, ended)
     }
 }
 
 /// A row in flight.
-struct Waiting {
+struct RowInFlight {
     /// Which of the rows it is, from 0.
     number: u64,
-    /// Its table, as an index.
+    /// Index of its table.
     table: usize,
     id: String,
 }
@@ -363,11 +391,9 @@ struct Publishing<'r> {
     lsn: Lsn,
     total: u64,
     /// Rows in flight, in their order: as many as may be.
-    waiting: VecDeque<Waiting>,
+    in_flight: VecDeque<RowInFlight>,
     published: Published,
-    stop: StopSignal,
-    grace: Duration,
-    leaving: Option<Instant>,
+    turns: Turns,
     unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
@@ -390,34 +416,25 @@ impl Publishing<'_> {
         polled: &mut Polled,
         say: &mut dyn FnMut(&Published, u64, bool),
     ) -> Result<Ended> {
-        let (mut ended, mut next_tell) = (false, Instant::now() + TELL_INTERVAL);
+        let mut ended = false;
         loop {
             self.publisher.retry_pending()?;
             self.note();
-            let (now, drained) = (Instant::now(), self.publisher.is_drained());
-            if let Some(until) = self.leaving
-                && (drained || until <= now)
-            {
+            let drained = self.publisher.is_drained();
+            if self.turns.has_to_leave(drained) {
                 return Ok(Ended::Stopped);
             }
             if ended && drained {
                 return Ok(Ended::All);
             }
-            if next_tell <= now {
-                next_tell = now + TELL_INTERVAL;
+            if self.turns.is_time_to_tell() {
                 say(&self.published, self.total, self.publisher.sink.is_up());
             }
-            let room = !ended && self.leaving.is_none() && self.publisher.has_room();
-            let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
-            let wake = [retry, self.leaving].into_iter().flatten().fold(next_tell, Instant::min);
-            let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
+            let room = !ended && !self.turns.is_leaving() && self.publisher.has_room();
+            let retry = self.publisher.is_pending();
             tokio::select! {
                 biased;
-                () = self.stop.at_least(asked) => {
-                    let grace = if self.stop.asked() == Stop::Now { Duration::ZERO } else { self.grace };
-                    self.leaving = Some(Instant::now() + grace);
-                }
-                () = tokio::time::sleep_until(wake) => {}
+                () = self.turns.next(retry) => {}
                 () = self.publisher.receive_deliveries() => self.publisher.delivered()?,
                 error = &mut self.unusable => return Err(error),
                 row = rows.next(), if room => {
@@ -448,15 +465,13 @@ impl Publishing<'_> {
         let Some(table) = self.tables.get(at) else { return Ok(()) };
         let (number, id) = (self.published.taken, row.id().to_owned());
         let place = Place { commit_lsn: self.lsn, index: number, via: Via::Replay };
-        let event = polled.event(place, table.number, row.values());
-        let mut event = event.map_err(|(column, fault)| {
-            let column = table.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
-            Error::new(Kind::Event, format!("a row of table {}: column {column} {fault}", table.facts.name))
-        })?;
+        let mut event = table
+            .event(polled, place, row)
+            .map_err(|fault| Error::new(Kind::Event, format!("a row of table {}: {fault}", table.facts.name)))?;
         event.committed_at_us = now_us();
         self.publisher.publish(&event)?;
         self.published.taken += 1;
-        self.waiting.push_back(Waiting { number, table: at, id });
+        self.in_flight.push_back(RowInFlight { number, table: at, id });
         Ok(())
     }
 
@@ -464,8 +479,8 @@ impl Publishing<'_> {
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
         let delivered = self.publisher.write_backs.completed_of(self.publisher.ledger.delivered(), self.lsn);
-        while self.waiting.front().is_some_and(|waiting| waiting.number < delivered)
-            && let Some(Waiting { table, id, .. }) = self.waiting.pop_front()
+        while self.in_flight.front().is_some_and(|row| row.number < delivered)
+            && let Some(RowInFlight { table, id, .. }) = self.in_flight.pop_front()
         {
             let table = self.tables.get(table).map(|table| table.facts.name.to_string());
             self.published.up_to = table.map(|table| (table, id));

@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// An outbox that is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outbox {
-    /// Its name, for people.
     pub name: String,
     /// Whether its rows come with their place in the order.
     pub is_ordered: bool,
@@ -19,15 +17,13 @@ pub struct Outbox {
 pub struct Delivered<'a> {
     pub partition: i32,
     pub offset: i64,
-    /// The event's id, if the record has one.
+    /// The event's id.
     pub id: Option<&'a [u8]>,
-    /// The key, if the record has one.
     pub key: Option<&'a [u8]>,
     /// Whether it was published again on purpose.
     pub is_replay: bool,
 }
 
-/// A topic of rows.
 #[derive(Debug)]
 struct Topic {
     name: String,
@@ -62,7 +58,7 @@ struct Stray {
 }
 
 /// The newest row of a key that arrived in a partition.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Newest {
     rank: u32,
     offset: i64,
@@ -103,8 +99,7 @@ pub struct Comparison {
     examples_max: usize,
     topics: Vec<Topic>,
     numbers: HashMap<String, u32>,
-    /// Outbox, topic, and what there is.
-    flows: Vec<(usize, u32, Counts)>,
+    /// By outbox and topic, the index of the flow in `found`.
     flow_numbers: HashMap<(usize, u32), u32>,
     rows: HashMap<(u32, Name), Row>,
     keys: Numbered,
@@ -121,7 +116,6 @@ impl Comparison {
             examples_max,
             topics: Vec::new(),
             numbers: HashMap::new(),
-            flows: Vec::new(),
             flow_numbers: HashMap::new(),
             rows: HashMap::new(),
             keys: Numbered::default(),
@@ -134,10 +128,10 @@ impl Comparison {
     /// A row of an outbox, by the outbox's index. `rank` is its place in the order: equal for rows whose order is not
     /// known.
     pub fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
-        let (topic, flow) = self.way(outbox, topic);
+        let (topic, flow) = self.numbers(outbox, topic);
         let key = key.map(|key| self.keys.number(key));
-        if let Some((_, _, counts)) = self.flows.get_mut(flow as usize) {
-            counts.rows += 1;
+        if let Some(flow) = self.found.flows.get_mut(flow as usize) {
+            flow.counts.rows += 1;
         }
         if let Some(topic) = self.topics.get_mut(topic as usize) {
             topic.owed += 1;
@@ -171,18 +165,18 @@ impl Comparison {
 
     /// A record of one of [`Comparison::topics`]. Records of other topics are not counted.
     pub fn record(&mut self, topic: &str, record: &Delivered<'_>) {
-        let Some(topic) = self.numbers.get(topic).copied() else { return };
-        let Some(into) = self.topics.get_mut(topic as usize) else { return };
-        let name = record.id.map(Name::of);
-        let place = name.map(|name| (topic, name));
-        let row = place.as_ref().and_then(|place| self.rows.get_mut(place));
+        let Some(number) = self.numbers.get(topic).copied() else { return };
+        let Some(into) = self.topics.get_mut(number as usize) else { return };
+        let name = record.id.map(|id| (number, Name::of(id)));
+        let row = name.as_ref().and_then(|name| self.rows.get_mut(name));
         let flow = row.as_ref().map_or(into.first, |row| row.flow);
-        let Some((outbox, _, counts)) = self.flows.get_mut(flow as usize) else { return };
+        let Findings { flows, duplicated, out_of_order, .. } = &mut self.found;
+        let Some(Flow { outbox, order_checked, counts, .. }) = flows.get_mut(flow as usize) else { return };
         counts.records += 1;
         counts.replayed += u64::from(record.is_replay);
         let Some(row) = row else {
             if !record.is_replay {
-                self.stray(topic, place.map(|(topic, name)| (name, topic)), record);
+                self.stray(number, name.map(|(_, name)| name), record);
             }
             return;
         };
@@ -193,33 +187,31 @@ impl Comparison {
             return;
         }
         row.records = row.records.saturating_add(1);
-        let is_ordered = self.outboxes.get(*outbox).is_some_and(|outbox| outbox.is_ordered);
-        let mut example = |list: fn(&mut Findings) -> &mut Vec<Example>, behind_offset| {
-            let list = list(&mut self.found);
-            if list.len() < self.examples_max {
-                list.push(Example {
-                    outbox: self.outboxes.get(*outbox).map(|outbox| outbox.name.clone()),
-                    topic: Some(into.name.clone()),
-                    id: place.as_ref().map(|(_, name)| name.text()),
-                    key: row.key.and_then(|key| self.keys.text(key)),
-                    partition: Some(record.partition),
-                    offset: Some(record.offset),
-                    behind_offset,
-                    why: None,
-                });
-            }
+        let example = |behind_offset| Example {
+            outbox: Some(outbox.clone()),
+            topic: Some(topic.to_owned()),
+            id: name.as_ref().map(|(_, name)| name.text()),
+            key: row.key.and_then(|key| self.keys.text(key)),
+            partition: Some(record.partition),
+            offset: Some(record.offset),
+            behind_offset,
+            why: None,
         };
         if row.records > row.rows {
             counts.duplicated += 1;
-            example(|found| &mut found.duplicated, None);
-        } else if let Some(key) = row.key.filter(|_| is_ordered && row.rows == 1) {
+            if duplicated.len() < self.examples_max {
+                duplicated.push(example(None));
+            }
+        } else if let Some(key) = row.key.filter(|_| *order_checked && row.rows == 1) {
             let this = Newest { rank: row.rank, offset: record.offset };
             let newest = self.newest.entry((row.flow, record.partition, key)).or_insert(this);
             if row.rank < newest.rank {
                 counts.out_of_order += 1;
-                example(|found| &mut found.out_of_order, Some(newest.offset));
+                if out_of_order.len() < self.examples_max {
+                    out_of_order.push(example(Some(newest.offset)));
+                }
             } else {
-                *newest = Newest { rank: row.rank, offset: record.offset };
+                *newest = this;
             }
         }
     }
@@ -241,27 +233,38 @@ impl Comparison {
 
     /// The outcome.
     pub fn findings(mut self) -> Findings {
-        let mut missing: Vec<(u32, u32, &Name)> = Vec::new();
+        let Findings { flows, missing, unknown, .. } = &mut self.found;
+        let mut owed: Vec<(&Row, &Name)> = Vec::new();
         for ((_, name), row) in self.rows.iter().filter(|(_, row)| row.owed > 0) {
-            if let Some((_, _, counts)) = self.flows.get_mut(row.flow as usize) {
-                counts.missing += u64::from(row.owed);
+            if let Some(flow) = flows.get_mut(row.flow as usize) {
+                flow.counts.missing += u64::from(row.owed);
             }
-            missing.push((row.flow, row.rank, name));
+            owed.push((row, name));
         }
-        missing.sort_unstable_by_key(|(flow, rank, _)| (*flow, *rank));
+        owed.sort_unstable_by_key(|(row, _)| (row.flow, row.rank));
+        for (row, name) in owed.into_iter().take(self.examples_max) {
+            let Some(flow) = flows.get(row.flow as usize) else { continue };
+            missing.push(Example {
+                outbox: Some(flow.outbox.clone()),
+                topic: Some(flow.topic.clone()),
+                id: Some(name.text()),
+                key: row.key.and_then(|key| self.keys.text(key)),
+                ..Example::default()
+            });
+        }
         let mut strays: Vec<_> = self.strays.iter().collect();
         strays.sort_unstable_by_key(|((_, topic), stray)| (*topic, stray.partition, stray.offset));
         for ((name, topic), stray) in strays {
-            let Some(into) = self.topics.get(*topic as usize) else { continue };
-            let Some((_, _, counts)) = self.flows.get_mut(into.first as usize) else { continue };
+            let first = self.topics.get(*topic as usize).map(|topic| topic.first);
+            let Some(flow) = first.and_then(|first| flows.get_mut(first as usize)) else { continue };
             if stray.is_outside {
-                counts.outside += u64::from(stray.records);
+                flow.counts.outside += u64::from(stray.records);
                 continue;
             }
-            counts.unknown += u64::from(stray.records);
-            if self.found.unknown.len() < self.examples_max {
-                self.found.unknown.push(Example {
-                    topic: Some(into.name.clone()),
+            flow.counts.unknown += u64::from(stray.records);
+            if unknown.len() < self.examples_max {
+                unknown.push(Example {
+                    topic: Some(flow.topic.clone()),
                     id: Some(name.text()),
                     key: stray.key.and_then(|key| self.keys.text(key)),
                     partition: Some(stray.partition),
@@ -270,31 +273,14 @@ impl Comparison {
                 });
             }
         }
-        for (flow, _, name) in missing.into_iter().take(self.examples_max) {
-            let Some((outbox, topic, _)) = self.flows.get(flow as usize) else { continue };
-            let key = self.rows.get(&(*topic, name.clone())).and_then(|row| row.key);
-            self.found.missing.push(Example {
-                outbox: self.outboxes.get(*outbox).map(|outbox| outbox.name.clone()),
-                topic: self.topics.get(*topic as usize).map(|topic| topic.name.clone()),
-                id: Some(name.text()),
-                key: key.and_then(|key| self.keys.text(key)),
-                ..Example::default()
-            });
-        }
-        let flow = |(outbox, topic, counts): (usize, u32, Counts)| {
-            let outbox = self.outboxes.get(outbox)?;
-            let topic = self.topics.get(topic as usize)?.name.clone();
-            Some(Flow { outbox: outbox.name.clone(), topic, order_checked: outbox.is_ordered, counts })
-        };
-        self.found.flows = self.flows.into_iter().filter_map(flow).collect();
         self.found
     }
 
     /// The numbers of topic and flow.
-    fn way(&mut self, outbox: usize, name: &str) -> (u32, u32) {
+    fn numbers(&mut self, outbox: usize, name: &str) -> (u32, u32) {
         // There is no memory for more than fit.
         let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        let next_flow = number(self.flows.len());
+        let next_flow = number(self.found.flows.len());
         let topic = self.numbers.get(name).copied().unwrap_or_else(|| {
             let topic = number(self.topics.len());
             self.topics.push(Topic { name: name.to_owned(), owed: 0, first: next_flow });
@@ -303,37 +289,40 @@ impl Comparison {
         });
         let flow = *self.flow_numbers.entry((outbox, topic)).or_insert(next_flow);
         if flow == next_flow {
-            self.flows.push((outbox, topic, Counts::default()));
+            let outbox = self.outboxes.get(outbox);
+            self.found.flows.push(Flow {
+                outbox: outbox.map(|outbox| outbox.name.clone()).unwrap_or_default(),
+                topic: name.to_owned(),
+                order_checked: outbox.is_some_and(|outbox| outbox.is_ordered),
+                counts: Counts::default(),
+            });
         }
         (topic, flow)
     }
 
-    fn stray(&mut self, topic: u32, place: Option<(Name, u32)>, record: &Delivered<'_>) {
+    /// Takes a record of no row that was read. Without an id it is of no row at all.
+    fn stray(&mut self, topic: u32, name: Option<Name>, record: &Delivered<'_>) {
         let Delivered { partition, offset, key, .. } = *record;
-        if let Some(place) = place {
+        if let Some(name) = name {
             let key = key.map(|key| self.keys.number(key));
             let fresh = Stray { records: 0, key, partition, offset, is_outside: false };
-            self.strays.entry(place).or_insert(fresh).records += 1;
+            self.strays.entry((name, topic)).or_insert(fresh).records += 1;
             return;
         }
-        let Some(into) = self.topics.get(topic as usize) else { return };
-        if let Some((_, _, counts)) = self.flows.get_mut(into.first as usize) {
-            counts.unknown += 1;
-        }
+        let Some(first) = self.topics.get(topic as usize).map(|topic| topic.first) else { return };
+        let Some(flow) = self.found.flows.get_mut(first as usize) else { return };
+        flow.counts.unknown += 1;
         if self.found.unknown.len() < self.examples_max {
-            let (topic, partition) = (Some(into.name.clone()), Some(partition));
+            let (topic, partition) = (Some(flow.topic.clone()), Some(partition));
             let key = key.map(|key| Name::of(key).text());
             self.found.unknown.push(Example { topic, key, partition, offset: Some(offset), ..Example::default() });
         }
     }
 }
 
-/// The counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Rows that were compared.
     pub rows: u64,
-    /// Records that were read.
     pub records: u64,
     /// Rows without a record.
     pub missing: u64,
@@ -370,7 +359,6 @@ pub struct Flow {
     pub topic: String,
     /// Whether the order could be checked.
     pub order_checked: bool,
-    /// What there is.
     #[serde(flatten)]
     pub counts: Counts,
 }
@@ -378,21 +366,16 @@ pub struct Flow {
 /// A row or record that was found, without its payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Example {
-    /// The outbox, where there is a row.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbox: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
-    /// The event's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// The key, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The record's partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition: Option<i32>,
-    /// The record's offset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<i64>,
     /// The offset of the later row's record, which came first.
@@ -403,27 +386,22 @@ pub struct Example {
     pub why: Option<String>,
 }
 
-/// The outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Each way from an outbox to a topic, in the order in which their first rows came.
     pub flows: Vec<Flow>,
     /// Rows that cannot be routed: the relay stops at them.
     pub unroutable: u64,
-    /// Examples of rows without a record, the earliest first.
+    /// Examples, as are the others; the earliest first.
     pub missing: Vec<Example>,
-    /// Examples of records beyond the first of a row.
     pub duplicated: Vec<Example>,
-    /// Examples of records out of order.
     pub out_of_order: Vec<Example>,
-    /// Examples of records that are of no row.
     pub unknown: Vec<Example>,
-    /// Examples of rows that cannot be routed.
     pub unroutable_rows: Vec<Example>,
 }
 
 impl Findings {
-    /// All flows together.
+    /// The counts of all flows together.
     pub fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.flows.iter().for_each(|flow| total.add(&flow.counts));
@@ -433,7 +411,7 @@ impl Findings {
 
 /// An id or a key. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Name {
+enum Name {
     Uuid([u8; 16]),
     Number(i64),
     Bytes(Arc<[u8]>),
@@ -443,7 +421,7 @@ pub(super) enum Name {
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 
 impl Name {
-    pub(super) fn of(bytes: &[u8]) -> Name {
+    fn of(bytes: &[u8]) -> Name {
         uuid(bytes)
             .map(Name::Uuid)
             .or_else(|| number(bytes).map(Name::Number))
@@ -451,7 +429,7 @@ impl Name {
     }
 
     /// The bytes it was made of.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         match self {
             Name::Uuid(bytes) => {
                 let hyphen = |at: usize| if [4, 6, 8, 10].contains(&at) { "-" } else { "" };
@@ -464,7 +442,7 @@ impl Name {
     }
 
     /// The same as text; bytes that are not UTF-8 are replaced.
-    pub(super) fn text(&self) -> String {
+    fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes()).into_owned()
     }
 }
@@ -496,4 +474,229 @@ fn number(bytes: &[u8]) -> Option<i64> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    /// One outbox with an order, and one without.
+    const ORDERED: usize = 0;
+    const UNORDERED: usize = 1;
+
+    /// Outbox, topic, id, key, rank.
+    type GivenRow = (usize, &'static str, &'static str, Option<&'static str>, u32);
+    /// Topic, partition, id. Offsets are counted from 0 by topic and partition; `~` in front of an id is a replay, and
+    /// nothing is no id.
+    type GivenRecord = (&'static str, i32, &'static str);
+
+    fn compared(rows: &[GivenRow], records: &[GivenRecord]) -> Comparison {
+        let outbox = |name: &str, is_ordered| Outbox { name: name.to_owned(), is_ordered };
+        let mut comparison = Comparison::new(vec![outbox("a", true), outbox("b", false)], 3);
+        for (outbox, topic, id, key, rank) in rows {
+            comparison.row(*outbox, topic, id.as_bytes(), key.map(str::as_bytes), *rank);
+        }
+        let mut ends: HashMap<(&str, i32), i64> = HashMap::new();
+        for (topic, partition, id) in records {
+            let end = ends.entry((topic, *partition)).or_default();
+            let (offset, is_replay) = (*end, id.starts_with('~'));
+            let id = Some(id.trim_start_matches('~').as_bytes()).filter(|id| !id.is_empty());
+            comparison.record(topic, &Delivered { partition: *partition, offset, id, key: None, is_replay });
+            *end += 1;
+        }
+        comparison
+    }
+
+    /// Missing, duplicated, out of order, unknown, outside, replayed.
+    fn counted(rows: &[GivenRow], records: &[GivenRecord]) -> [u64; 6] {
+        let total = compared(rows, records).findings().total();
+        assert_eq!(total.rows, rows.len() as u64);
+        [total.missing, total.duplicated, total.out_of_order, total.unknown, total.outside, total.replayed]
+    }
+
+    const K: Option<&str> = Some("k");
+    const L: Option<&str> = Some("l");
+    /// Three events of one aggregate, and one of another.
+    const ROWS: &[GivenRow] = &[(0, "t", "1", K, 1), (0, "t", "2", K, 2), (0, "t", "3", K, 3), (0, "t", "4", L, 4)];
+
+    #[test]
+    fn every_way_in_which_a_topic_can_differ_is_counted_for_what_it_is() {
+        for (what, records, expected) in [
+            ("all there", &[("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4")][..], [0; 6]),
+            ("other keys come whenever", &[("t", 0, "4"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3")], [0; 6]),
+            ("nothing there", &[], [4, 0, 0, 0, 0, 0]),
+            ("one missing", &[("t", 0, "1"), ("t", 0, "3"), ("t", 0, "4")], [1, 0, 0, 0, 0, 0]),
+            (
+                "a copy right behind, and one after others: never out of order",
+                &[("t", 0, "1"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "1"), ("t", 0, "4")],
+                [0, 2, 0, 0, 0, 0],
+            ),
+            (
+                "a copy elsewhere",
+                &[("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4"), ("t", 1, "2")],
+                [0, 1, 0, 0, 0, 0],
+            ),
+            ("backwards", &[("t", 0, "2"), ("t", 0, "1"), ("t", 0, "3"), ("t", 0, "4")], [0, 0, 1, 0, 0, 0]),
+            ("backwards twice", &[("t", 0, "3"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "4")], [0, 0, 2, 0, 0, 0]),
+            (
+                "backwards, and right again behind it",
+                &[("t", 0, "2"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4")],
+                [0, 1, 1, 0, 0, 0],
+            ),
+            ("two partitions have no order", &[("t", 0, "2"), ("t", 1, "1"), ("t", 0, "3"), ("t", 0, "4")], [0; 6]),
+            (
+                "of no row, and without an id",
+                &[
+                    ("t", 0, "1"),
+                    ("t", 0, "9"),
+                    ("t", 0, "9"),
+                    ("t", 0, ""),
+                    ("t", 0, "2"),
+                    ("t", 0, "3"),
+                    ("t", 0, "4"),
+                ],
+                [0, 0, 0, 3, 0, 0],
+            ),
+            (
+                "a replay is no copy, has no order and may be of no row",
+                &[
+                    ("t", 0, "1"),
+                    ("t", 0, "2"),
+                    ("t", 0, "3"),
+                    ("t", 0, "~1"),
+                    ("t", 0, "4"),
+                    ("t", 0, "~9"),
+                    ("t", 0, "~"),
+                ],
+                [0, 0, 0, 0, 0, 3],
+            ),
+            (
+                "a replay of what was missing, and what was missing after it",
+                &[("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4"), ("t", 0, "~1")],
+                [0, 0, 0, 0, 0, 1],
+            ),
+            ("of a topic no row goes to", &[("u", 0, "1")], [4, 0, 0, 0, 0, 0]),
+        ] {
+            assert_eq!(counted(ROWS, records), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn equal_keys_in_different_topics_are_different_aggregates() {
+        let rows = [(0, "t", "1", K, 1), (0, "u", "2", K, 2), (0, "t", "3", K, 3), (0, "u", "4", K, 4)];
+        assert_eq!(counted(&rows, &[("u", 0, "2"), ("u", 0, "4"), ("t", 0, "1"), ("t", 0, "3")]), [0; 6]);
+        assert_eq!(counted(&rows, &[("u", 0, "4"), ("u", 0, "2"), ("t", 0, "1"), ("t", 0, "3")]), [0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn without_an_order_a_key_or_different_ranks_nothing_is_out_of_order() {
+        let backwards = [("t", 0, "2"), ("t", 0, "1")];
+        for (what, rows) in [
+            ("an outbox without an order", [(UNORDERED, "t", "1", K, 1), (UNORDERED, "t", "2", K, 2)]),
+            ("rows without a key", [(ORDERED, "t", "1", None, 1), (ORDERED, "t", "2", None, 2)]),
+            ("rows of one rank", [(ORDERED, "t", "1", K, 1), (ORDERED, "t", "2", K, 1)]),
+            ("rows of two outboxes", [(ORDERED, "t", "1", K, 9), (UNORDERED, "t", "2", K, 10)]),
+        ] {
+            assert_eq!(counted(&rows, &backwards), [0; 6], "{what}");
+        }
+    }
+
+    #[test]
+    fn outboxes_that_count_alike_into_one_topic_want_a_record_for_each() {
+        let rows = [(0, "t", "1", K, 1), (1, "t", "1", L, 1)];
+        for (records, expected) in [(1, [1, 0]), (2, [0, 0]), (3, [0, 1])] {
+            let records = vec![("t", 0, "1"); records];
+            assert_eq!(counted(&rows, &records)[..2], expected);
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_row_that_was_not_read_is_not_unknown() {
+        let records = [("t", 0, "1"), ("t", 0, "9"), ("t", 0, "8"), ("t", 0, "9"), ("u", 0, "9")];
+        let mut comparison = compared(&[(0, "t", "1", K, 1), (1, "u", "2", K, 1)], &records);
+        assert_eq!(comparison.strays(), [b"8", b"9"]);
+        comparison.exists(b"9");
+        comparison.exists(b"1");
+        assert_eq!(comparison.strays(), [b"8"]);
+        let total = comparison.findings().total();
+        assert_eq!((total.outside, total.unknown, total.records), (3, 1, 5));
+    }
+
+    #[test]
+    fn what_is_owed_shrinks_with_every_record_and_once_for_each_row() {
+        let owed = |records: &[GivenRecord]| compared(ROWS, records).owed("t");
+        assert_eq!(owed(&[]), 4);
+        assert_eq!(owed(&[("t", 0, "1"), ("t", 0, "1"), ("t", 0, "~1"), ("t", 0, "7")]), 3);
+        assert_eq!(owed(&[("t", 0, "~1"), ("t", 0, "1")]), 3);
+        assert_eq!(compared(ROWS, &[]).owed("u"), 0);
+    }
+
+    #[test]
+    fn examples_are_named_limited_and_the_earliest_first() {
+        let rows: Vec<GivenRow> =
+            vec![(0, "t", "5", K, 5), (0, "t", "1", K, 1), (0, "t", "3", L, 3), (0, "t", "2", K, 2)];
+        let mut comparison = compared(&rows, &[("t", 2, "7"), ("t", 2, "")]);
+        comparison.unroutable(1, b"\xff", "why".to_owned());
+        let found = comparison.findings();
+        let ids =
+            |list: &[Example]| list.iter().map(|example| example.id.clone().unwrap_or_default()).collect::<Vec<_>>();
+        assert_eq!(ids(&found.missing), ["1", "2", "3"]);
+        assert_eq!(found.missing[2].key.as_deref(), Some("l"));
+        assert_eq!((found.total().missing, found.unroutable), (4, 1));
+        assert_eq!(ids(&found.unknown), ["", "7"]);
+        assert_eq!((found.unknown[1].partition, found.unknown[1].offset), (Some(2), Some(0)));
+        assert_eq!(ids(&found.unroutable_rows), ["\u{fffd}"]);
+
+        let found = compared(ROWS, &[("t", 0, "3"), ("t", 0, "2"), ("t", 0, "2")]).findings();
+        let [late] = found.out_of_order.as_slice() else { panic!("{found:?}") };
+        assert_eq!((late.id.as_deref(), late.offset, late.behind_offset), (Some("2"), Some(1), Some(0)));
+        assert_eq!((found.duplicated[0].outbox.as_deref(), found.duplicated[0].offset), (Some("a"), Some(2)));
+    }
+
+    #[test]
+    fn each_way_has_its_own_counts_and_strays_count_with_the_first() {
+        let rows = [(1, "t", "1", K, 1), (0, "t", "2", K, 1), (0, "u", "3", K, 2)];
+        let found = compared(&rows, &[("t", 0, "1"), ("t", 0, "9"), ("u", 0, "3")]).findings();
+        let flows: Vec<_> = found
+            .flows
+            .iter()
+            .map(|flow| {
+                (
+                    flow.outbox.as_str(),
+                    flow.topic.as_str(),
+                    flow.order_checked,
+                    flow.counts.records,
+                    flow.counts.missing,
+                )
+            })
+            .collect();
+        assert_eq!(flows, [("b", "t", false, 2, 0), ("a", "t", true, 0, 1), ("a", "u", true, 1, 0)]);
+        assert_eq!(found.flows[0].counts.unknown, 1);
+    }
+
+    #[test]
+    fn a_name_is_the_bytes_it_was_made_of() {
+        for text in [
+            "6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11",
+            "00000000-0000-0000-0000-000000000000",
+            "6A1F1D7E-3F0C-4F55-9D0A-0A5A7F0B6C11",
+            "6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6cg1",
+            "6a1f1d7e-3f0c-4f55-9d0a00a5a7f0b6c11",
+            "0",
+            "-7",
+            "+7",
+            "007",
+            "9223372036854775807",
+            "9223372036854775808",
+            "",
+            "order 1",
+        ] {
+            assert_eq!(Name::of(text.as_bytes()).bytes(), text.as_bytes(), "{text}");
+        }
+        assert_eq!(Name::of(b"\xff").bytes(), b"\xff");
+    }
+
+    #[test]
+    fn uuids_and_numbers_take_no_memory_of_their_own() {
+        assert!(matches!(Name::of(b"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11"), Name::Uuid(_)));
+        assert!(matches!(Name::of(b"42"), Name::Number(42)));
+        assert_eq!(size_of::<Name>(), 24);
+    }
+}

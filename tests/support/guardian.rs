@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 
-use walrelay::demo::guardian::Guardian;
+use walrelay::demo::process::Guardian;
 
 struct Run {
     guardian: Mutex<Guardian>,

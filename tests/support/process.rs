@@ -8,8 +8,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use walrelay::demo::guardian::send_signal;
-use walrelay::demo::memory_bytes;
+use walrelay::demo::process::{memory_bytes, send_signal};
 
 use super::{guardian, wait};
 

@@ -71,7 +71,7 @@ pub(crate) fn delivered(
     records.into_iter().map(of).collect()
 }
 
-fn consumer(brokers: &str) -> BaseConsumer {
+pub(crate) fn consumer(brokers: &str) -> BaseConsumer {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("group.id", "walrelay-tests").set("enable.auto.commit", "false");
     config.set("log_level", "0").set("enable.partition.eof", "true").set("allow.auto.create.topics", "false");
@@ -180,6 +180,15 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
 
 /// The same behind the number of partitions.
 pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
+    let mut records = Vec::new();
+    let partitions = each(brokers, topic, |message| records.push(record(message)));
+    records.sort_by_key(|record| (record.partition, record.offset));
+    (partitions, records)
+}
+
+/// Hands each of these records to `take`, those of a partition in the order of their offsets, and gives the number of
+/// partitions.
+pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMessage<'_>)) -> usize {
     let (consumer, mut ends) = reader(brokers, topic);
     let partitions = ends.len();
     ends.retain(|(_, low, high)| high > low);
@@ -190,7 +199,6 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
     // Partitions that were not read up to the end that was asked for. The ends of transactions have offsets and are no
     // records: the end of what there is says so as well.
     let mut left: BTreeSet<i32> = ends.iter().map(|(partition, _, _)| *partition).collect();
-    let mut records = Vec::new();
     if !left.is_empty() {
         consumer.assign(&assignment).expect("assign");
     }
@@ -210,7 +218,7 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
         // What is appended meanwhile is behind the end that was asked for.
         if let Some((partition, _, high)) = end {
             if message.offset() < *high {
-                records.push(record(&message));
+                take(&message);
             }
             if message.offset() >= *high - 1 {
                 left.remove(partition);
@@ -218,8 +226,7 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
         }
     }
     close(consumer);
-    records.sort_by_key(|record| (record.partition, record.offset));
-    (partitions, records)
+    partitions
 }
 
 fn record(message: &BorrowedMessage<'_>) -> Record {

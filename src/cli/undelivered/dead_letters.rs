@@ -22,10 +22,10 @@ use crate::cli::text::{aligned, cell, counted, notes, time};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::dead_letters::settling::{LETTERS_AHEAD, choose};
+use crate::dead_letters::resolver::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
-    self as library, At, Ended, Header as LetterHeader, Letter, Outcome as Settles, Progress, Scan, Settling, Wanted,
-    Which,
+    self as library, At, DeadLetter, Ended, Header as LetterHeader, Outcome as Settles, Progress, Resolver, Scan,
+    Wanted, Which,
 };
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
@@ -80,7 +80,7 @@ impl Store for DeadLetters {
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-        let which = if args.all { Which::All } else { Which::Unsettled };
+        let which = if args.all { Which::All } else { Which::Unresolved };
         let (events, counts) = topic.read(move |topic, say| topic.oldest(which, limit, say)).await?;
         Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
     }
@@ -111,9 +111,9 @@ impl Store for DeadLetters {
             Change::Drop => Settles::Dropped,
         };
         let (kafka, grace) = (&topic.config.kafka, topic.config.process.shutdown_timeout);
-        let settling = Settling::new(kafka, topic.name(), outcome, grace)?;
+        let resolver = Resolver::new(kafka, topic.name(), outcome, grace)?;
         if !dry_run {
-            for missing in settling.missing(&plan.topics(), CHECK_TIMEOUT).await? {
+            for missing in resolver.missing(&plan.topics(), CHECK_TIMEOUT).await? {
                 plan.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
             }
         }
@@ -128,10 +128,10 @@ impl Store for DeadLetters {
         let (mut teller, of) = (Teller::new(), plan.chosen());
         let mut say = |progress: &Progress, answers: bool| {
             let silent = if answers { "" } else { "; Kafka does not answer" };
-            teller.tell(|| format!("{} of {of} dead letters are resolved{silent}", progress.settled));
+            teller.tell(|| format!("{} of {of} dead letters are resolved{silent}", progress.resolved));
         };
-        let (progress, ended) = settling.run(receiver, on_signals()?, &mut say).await;
-        (plan.sent, plan.newly_settled) = (progress.sent, progress.settled);
+        let (progress, ended) = resolver.run(receiver, on_signals()?, &mut say).await;
+        (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
         if args.chosen.json {
             print_json(&plan)?;
         }
@@ -250,7 +250,7 @@ impl Topic {
     fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, Resolution)> {
         let Some(scan) = self.scan(&self.wanted, say)? else { return Err(self.missing()) };
         let (mut plan, reserved) = (Resolution::new(self.name(), change, dry_run), self.reserved());
-        let counts = scan.letters(&self.wanted, Which::Unsettled, say, &mut |letter, _| {
+        let counts = scan.letters(&self.wanted, Which::Unresolved, say, &mut |letter, _| {
             plan.letter(letter, &reserved);
             ControlFlow::Continue(())
         })?;
@@ -291,7 +291,7 @@ impl Topic {
     fn nothing(&self, counts: &library::Counts) -> Error {
         let error = Error::new(Kind::NothingMatched, format!("no dead letter in topic {} matches", self.name()));
         let are = |count: u64| if count == 1 { "1 is".to_owned() } else { format!("{count} are") };
-        error.remedy(match (counts.settled, counts.other_slots) {
+        error.remedy(match (counts.resolved, counts.other_slots) {
             (0, 0) => "a dead letter has to match all conditions; the topic's retention may have deleted it".to_owned(),
             (0, others) => format!("{} of other slots: name one with --slot, or all with --all-slots", are(others)),
             (settled, _) => format!("{} resolved already: list them with --all", are(settled)),
@@ -302,7 +302,7 @@ impl Topic {
 /// Dead letters by their times and places.
 type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
-fn keep(oldest: &mut Oldest, limit: usize, letter: &Letter<'_>, outcome: Option<Settles>) {
+fn keep(oldest: &mut Oldest, limit: usize, letter: &DeadLetter<'_>, outcome: Option<Settles>) {
     oldest.insert((letter.time_ms(), letter.at()), event(letter, outcome, None));
     if oldest.len() > limit {
         oldest.pop_last();
@@ -313,7 +313,7 @@ fn reader_ended(error: &JoinError) -> Error {
     Error::new(Kind::Bug, format!("the reader of dead letters ended: {error}"))
 }
 
-fn event(letter: &Letter<'_>, outcome: Option<Settles>, settled_at: Option<&str>) -> Event {
+fn event(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>) -> Event {
     let text = |text: Option<Cow<'_, str>>| text.map(|text| name(text.as_bytes()));
     Event {
         row_id: letter.row().map(name),
@@ -337,7 +337,7 @@ fn event(letter: &Letter<'_>, outcome: Option<Settles>, settled_at: Option<&str>
     }
 }
 
-fn details(letter: &Letter<'_>, outcome: Option<Settles>, settled_at: Option<&str>, payload: bool) -> Details {
+fn details(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>, payload: bool) -> Details {
     let header = |(name, value): &LetterHeader<'_>| Header {
         name: cell(name.as_bytes(), HEADER_CHARS_MAX),
         value: value.map(|value| cell(value, HEADER_CHARS_MAX)),
@@ -419,7 +419,7 @@ impl Resolution {
     }
 
     /// Adds a dead letter that matches.
-    fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
+    fn letter(&mut self, letter: &DeadLetter<'_>, reserved: &[String]) {
         if self.change == Change::Drop {
             return;
         }
@@ -578,8 +578,7 @@ Exit codes:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letters::letter::Entry;
-    use crate::dead_letters::{At, Header};
+    use crate::dead_letters::{At, Entry, Header};
     use crate::route::dead_letter::{
         ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
     };
@@ -592,7 +591,7 @@ mod tests {
         let At { partition, offset } = at.parse().unwrap();
         let (key, value) = (Some(&b"order-17"[..]), Some(&b"canary"[..]));
         let record = Message { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
-        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
+        let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         keep(oldest, 3, &letter, outcome);
     }
 
@@ -613,7 +612,7 @@ mod tests {
         let counts = library::Counts {
             matched: 4,
             classes: [("rejected".to_owned(), 1), ("too-large".to_owned(), 3)].into(),
-            settled: 2,
+            resolved: 2,
             other_slots: 1,
             foreign: 1,
         };
@@ -653,7 +652,7 @@ mod tests {
         ];
         let headers = Some(headers.to_vec());
         let record = Message { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
-        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
+        let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         details(&letter, Some(Settles::Dropped), Some("2026\n"), payload)
     }
 
@@ -691,7 +690,7 @@ mod tests {
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
             let headers = Some(headers);
             let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
-            let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
+            let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
             plan.letter(&letter, &["dead".to_owned()]);
         }
         let matched = topics.len() as u64;

@@ -266,7 +266,7 @@ impl Details {
 impl Counts {
     /// The counts of the dead-letter topic `topic`.
     pub(super) fn of_letters(topic: &str, counts: library::Counts) -> Counts {
-        let library::Counts { matched, classes, settled, other_slots, foreign } = counts;
+        let library::Counts { matched, classes, resolved: settled, other_slots, foreign } = counts;
         Counts {
             matched,
             classes,

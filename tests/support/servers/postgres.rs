@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use walrelay::demo::PrivatePostgres;
-use walrelay::demo::postgres::{OsUser, Settings, Stop};
+use walrelay::demo::postgres::{OsUser, Settings};
 
 use super::{directory, missing};
 use crate::support::certificates::Identity;
@@ -268,7 +268,7 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn stop_fast(&self, deadline: Duration) -> Duration {
         let started = Instant::now();
-        self.server().stop(Stop::Fast, deadline).expect("Postgres stops");
+        self.server().stop_fast(deadline).expect("Postgres stops");
         started.elapsed()
     }
 }

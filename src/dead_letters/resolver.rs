@@ -1,34 +1,27 @@
 //! Dead letters sent to their own topics, and marked once they are there.
 //!
 //! Two producers: one for dead letters, which keeps their order and ends with the first that is refused; one for
-//! markers, which can still mark what had arrived then. The loop waits, most urgent first, for a stop; for the time to
-//! report the progress; for deliveries; for refusals; and, while there is capacity (P4), for the next dead letter.
+//! markers, which can still mark what had arrived then. The loop waits, most urgent first, for its next turn (a stop, the
+//! progress to be reported, a full producer to be offered a record again); for deliveries; for refusals; and, while there
+//! is capacity (P4), for the next dead letter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
-use super::At;
-use super::letter::Letter;
 use super::scan::{Scan, Wanted, Which};
-use super::settled::{Marker, Outcome};
+use super::{At, DeadLetter, Marker, Outcome};
 use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
-use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::stop::StopSignal;
+use crate::replay::{DRAIN_TIMEOUT, Ended, Turns};
 use crate::route::OwnedRecord;
 use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
-/// Time between two attempts to enqueue a record that found the producer full.
-const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// Time between two reports of the progress.
-const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for records in flight to arrive, where no more dead letters can be read.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Dead letters that are read ahead of their sending.
 pub(crate) const LETTERS_AHEAD: usize = 16;
 
@@ -44,18 +37,12 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// To be sent to `topic`, and resolved then.
-    pub(crate) fn to_send(letter: &Letter<'_>, topic: &str) -> Chosen {
-        Chosen { record: Some(letter.record(topic)), ..Chosen::to_drop(letter) }
-    }
-
-    /// To be resolved.
-    pub(crate) fn to_drop(letter: &Letter<'_>) -> Chosen {
+    fn of(letter: &DeadLetter<'_>, record: Option<OwnedRecord>) -> Chosen {
         Chosen {
             at: letter.at(),
             key: letter.key().map(<[u8]>::to_vec),
             slot: letter.slot_bytes().map(<[u8]>::to_vec),
-            record: None,
+            record,
             bytes: letter.bytes(),
         }
     }
@@ -70,14 +57,15 @@ pub(crate) fn choose(
     reserved: &[String],
     into: &mpsc::Sender<Result<Chosen>>,
 ) {
-    let read = scan.letters(wanted, Which::Unsettled, &mut |_, _| {}, &mut |letter, _| {
-        let chosen = match outcome {
-            Outcome::Dropped => Chosen::to_drop(letter),
+    let read = scan.letters(wanted, Which::Unresolved, &mut |_, _| {}, &mut |letter, _| {
+        let record = match outcome {
+            Outcome::Dropped => None,
             Outcome::Retried => match letter.sendable(reserved) {
-                Ok(topic) => Chosen::to_send(letter, &topic),
+                Ok(topic) => Some(letter.record(&topic)),
                 Err(_) => return ControlFlow::Continue(()),
             },
         };
+        let chosen = Chosen::of(letter, record);
         if into.blocking_send(Ok(chosen)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     if let Err(error) = read {
@@ -86,26 +74,16 @@ pub(crate) fn choose(
     }
 }
 
-/// The progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Dead letters that their topics have.
     pub sent: u64,
     /// Dead letters that are marked as resolved.
-    pub settled: u64,
-}
-
-/// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// All dead letters are resolved.
-    All,
-    /// It was told to stop.
-    Stopped,
+    pub resolved: u64,
 }
 
 /// Resolves dead letters as they come.
-pub(crate) struct Settling<'c> {
+pub(crate) struct Resolver<'c> {
     topic: &'c str,
     outcome: Outcome,
     kafka: &'c KafkaConfig,
@@ -118,24 +96,26 @@ pub(crate) struct Settling<'c> {
     next: u64,
     /// A dead letter that found its producer full: no other goes before it.
     held: Option<(u64, OwnedRecord)>,
-    /// Markers that are not enqueued yet.
+    /// Dead letters that arrived, and whose markers are not enqueued yet.
     unmarked: VecDeque<u64>,
     progress: Progress,
+    /// No more dead letters are taken.
     ended: bool,
-    leaving: Option<Instant>,
+    /// The first error.
+    failed: Option<Error>,
     grace: Duration,
 }
 
-impl<'c> Settling<'c> {
+impl<'c> Resolver<'c> {
     /// Connects to resolve dead letters of `topic`. A stop waits up to `grace` for records in flight.
     pub(crate) fn new(
         kafka: &'c KafkaConfig,
         topic: &'c str,
         outcome: Outcome,
         grace: Duration,
-    ) -> Result<Settling<'c>> {
+    ) -> Result<Resolver<'c>> {
         let letters = (outcome == Outcome::Retried).then(|| KafkaSink::connect(kafka)).transpose()?;
-        Ok(Settling {
+        Ok(Resolver {
             topic,
             outcome,
             kafka,
@@ -148,7 +128,7 @@ impl<'c> Settling<'c> {
             unmarked: VecDeque::new(),
             progress: Progress::default(),
             ended: false,
-            leaving: None,
+            failed: None,
             grace,
         })
     }
@@ -158,7 +138,7 @@ impl<'c> Settling<'c> {
         self.markers.missing(topics, timeout).await
     }
 
-    /// Resolves the dead letters of `incoming` until it ends, or until `stop` is asked for. Returns the progress also
+    /// Resolves the dead letters of `incoming` until it ends, or until a stop is asked for. Returns the progress also
     /// with an error. `say` gets the progress now and then, and whether Kafka answers.
     ///
     /// A dead letter counts as sent when the broker has it, and its marker is sent then: after a crash in between, the
@@ -171,65 +151,57 @@ impl<'c> Settling<'c> {
     pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Result<Chosen>>,
-        mut stop: StopSignal,
+        stop: StopSignal,
         say: &mut dyn FnMut(&Progress, bool),
     ) -> (Progress, Result<Ended>) {
-        let ended = self.all(&mut incoming, &mut stop, say).await;
+        let mut turns = Turns::new(stop, self.grace);
+        let ended = self.all(&mut incoming, &mut turns, say).await;
         drop(incoming);
-        if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
-            let drained = tokio::time::timeout(DRAIN_TIMEOUT, self.mark_what_arrived()).await;
-            tracing::debug!(in_time = drained.is_ok(), "resolved the dead letters that had arrived");
-        }
-        let Settling { letters, markers, progress, .. } = self;
-        if stop.asked() < Stop::Now {
-            markers.close().await;
-            if let Some(letters) = letters {
+        let ended = self.failed.map_or(ended, Err);
+        if !turns.is_abandoned() {
+            self.markers.close().await;
+            if let Some(letters) = self.letters {
                 letters.close().await;
             }
         }
-        (progress, ended)
+        (self.progress, ended)
     }
 
     async fn all(
         &mut self,
         incoming: &mut mpsc::Receiver<Result<Chosen>>,
-        stop: &mut StopSignal,
+        turns: &mut Turns,
         say: &mut dyn FnMut(&Progress, bool),
     ) -> Result<Ended> {
         let mut unusable = Box::pin(unusable(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
         let (mut sent, mut marked) = (Vec::new(), Vec::new());
-        let mut next_tell = Instant::now() + TELL_INTERVAL;
         loop {
-            self.offer()?;
-            let (now, idle) = (Instant::now(), self.flights.is_empty());
+            self.offer();
+            if let Some(error) = &self.failed {
+                let answers = error.kind() != Kind::KafkaUnreachable;
+                turns.leave_within(if answers { DRAIN_TIMEOUT } else { Duration::ZERO });
+            }
+            let idle = self.flights.is_empty();
             if self.ended && idle {
                 return Ok(Ended::All);
             }
-            if let Some(until) = self.leaving
-                && (idle || until <= now)
-            {
+            if turns.has_to_leave(idle) {
                 return Ok(Ended::Stopped);
             }
-            if next_tell <= now {
-                next_tell = now + TELL_INTERVAL;
+            if turns.is_time_to_tell() {
                 say(&self.progress, self.markers.connection() == Connection::Up);
             }
-            let retry = (self.held.is_some() || !self.unmarked.is_empty()).then_some(now + RETRY_INTERVAL);
-            let wake = [retry, self.leaving].into_iter().flatten().fold(next_tell, Instant::min);
-            let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
-            let room = self.has_room();
+            let retry = self.held.is_some() || !self.unmarked.is_empty();
+            let room = !turns.is_leaving() && self.has_room();
             tokio::select! {
                 biased;
-                () = stop.at_least(asked) => {
-                    let grace = if stop.asked() == Stop::Now { Duration::ZERO } else { self.grace };
-                    self.leaving = Some(Instant::now() + grace);
-                }
-                () = tokio::time::sleep_until(wake) => {}
-                () = self.markers.deliveries(&mut marked) => self.marked(&mut marked)?,
-                () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent)?,
+                () = turns.next(retry) => {}
+                () = self.markers.deliveries(&mut marked) => self.marked(&mut marked),
+                () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent),
                 error = &mut unusable => return Err(error),
                 next = incoming.recv(), if room => match next {
-                    Some(chosen) => self.take(chosen?)?,
+                    Some(Ok(chosen)) => self.take(chosen),
+                    Some(Err(error)) => self.fail(error),
                     None => self.ended = true,
                 }
             }
@@ -239,10 +211,10 @@ impl<'c> Settling<'c> {
     fn has_room(&self) -> bool {
         let (bytes, events) = (self.kafka.max_in_flight_bytes, self.kafka.max_in_flight_events);
         let in_flight = self.bytes < bytes && self.flights.len() < events;
-        !self.ended && self.leaving.is_none() && self.held.is_none() && (in_flight || self.flights.is_empty())
+        !self.ended && self.held.is_none() && (in_flight || self.flights.is_empty())
     }
 
-    fn take(&mut self, mut chosen: Chosen) -> Result<()> {
+    fn take(&mut self, mut chosen: Chosen) {
         let number = self.next;
         self.next += 1;
         self.bytes += chosen.bytes;
@@ -251,27 +223,29 @@ impl<'c> Settling<'c> {
             None => self.unmarked.push_back(number),
         }
         self.flights.insert(number, chosen);
-        self.offer()
     }
 
-    /// Enqueues the records that wait, as far as the producers take them.
-    fn offer(&mut self) -> Result<()> {
+    /// Takes no more dead letters, because of the first error; those that arrive within [`DRAIN_TIMEOUT`] are marked, if
+    /// Kafka answers. Further errors go to the log alone.
+    fn fail(&mut self, error: Error) {
+        tracing::debug!(%error, "no more dead letters are taken");
+        self.ended = true;
+        if let Some((number, _)) = self.held.take() {
+            self.land(number);
+        }
+        self.failed.get_or_insert(error);
+    }
+
+    /// Enqueues the records and markers that are not enqueued yet, as far as the producers take them.
+    fn offer(&mut self) {
         if let (Some((number, record)), Some(sink)) = (self.held.take(), &mut self.letters) {
             match record.with_record(|record| sink.enqueue(record, Ticket(number))) {
                 Ok(()) => {}
                 // A delivery names the dead letter that ended the producer.
                 Err(EnqueueError::Full | EnqueueError::Finished) => self.held = Some((number, record)),
-                Err(EnqueueError::Refused(error)) => {
-                    let error = self.named(number, &error);
-                    self.land(number);
-                    return Err(error);
-                }
+                Err(EnqueueError::Refused(error)) => self.refused(number, &error),
             }
         }
-        self.mark()
-    }
-
-    fn mark(&mut self) -> Result<()> {
         while let Some(number) = self.unmarked.front().copied() {
             let Some(flight) = self.flights.get(&number) else {
                 self.unmarked.pop_front();
@@ -281,19 +255,16 @@ impl<'c> Settling<'c> {
             let marker = Marker { letter: flight.at, outcome: self.outcome, when };
             let record = marker.record(self.topic, flight.key.as_deref(), flight.slot.as_deref());
             match record.with_record(|record| self.markers.enqueue(record, Ticket(number))) {
-                Ok(()) => {
-                    self.unmarked.pop_front();
-                }
-                Err(EnqueueError::Full | EnqueueError::Finished) => break,
-                Err(EnqueueError::Refused(error)) => return Err(self.named(number, &error)),
+                Ok(()) => {}
+                Err(EnqueueError::Full | EnqueueError::Finished) => return,
+                Err(EnqueueError::Refused(error)) => self.refused(number, &error),
             }
+            self.unmarked.pop_front();
         }
-        Ok(())
     }
 
     /// Takes deliveries of dead letters. Those that arrived are to be marked, also where another was refused.
-    fn sent(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
-        let mut failed = None;
+    fn sent(&mut self, deliveries: &mut Vec<Delivery>) {
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Acked(Ticket(number)) => {
@@ -301,63 +272,40 @@ impl<'c> Settling<'c> {
                     self.unmarked.push_back(number);
                 }
                 Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
-                    failed = failed.or_else(|| Some(self.named(number, &error)));
-                    self.land(number);
+                    self.refused(number, &error);
                 }
             }
         }
-        failed.map_or(Ok(()), Err)
     }
 
-    /// The dead letter is in flight no more.
+    /// Takes deliveries of markers.
+    fn marked(&mut self, deliveries: &mut Vec<Delivery>) {
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Acked(Ticket(number)) => self.progress.resolved += u64::from(self.land(number)),
+                Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
+                    let error = Error::new(error.kind(), format!("the dead letter cannot be resolved: {error}"));
+                    self.refused(number, &error);
+                }
+            }
+        }
+    }
+
+    /// A dead letter, or its marker, is refused.
+    fn refused(&mut self, number: u64, error: &Error) {
+        let named = match self.flights.get(&number) {
+            Some(flight) => error.clone().about(format_args!("dead letter {}", flight.at)),
+            None => error.clone(),
+        };
+        self.land(number);
+        self.fail(named);
+    }
+
+    /// The dead letter is in flight no more. Whether it was.
     fn land(&mut self, number: u64) -> bool {
         let landed = self.flights.remove(&number);
         self.bytes = self.bytes.saturating_sub(landed.as_ref().map_or(0, |flight| flight.bytes));
         landed.is_some()
-    }
-
-    fn marked(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
-        let mut failed = None;
-        for delivery in deliveries.drain(..) {
-            match delivery {
-                Delivery::Acked(Ticket(number)) => {
-                    self.progress.settled += u64::from(self.land(number));
-                }
-                Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
-                    let error = Error::new(error.kind(), format!("the dead letter cannot be resolved: {error}"));
-                    failed = failed.or_else(|| Some(self.named(number, &error)));
-                }
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Sends no more dead letters: waits until those in flight have arrived and are marked. Further refusals go to the
-    /// log alone.
-    async fn mark_what_arrived(&mut self) {
-        if let Some((number, _)) = self.held.take() {
-            self.land(number);
-        }
-        let (mut sent, mut marked) = (Vec::new(), Vec::new());
-        while !self.flights.is_empty() {
-            if self.mark().is_err() {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = self.markers.deliveries(&mut marked) => if self.marked(&mut marked).is_err() { return },
-                () = deliveries(&mut self.letters, &mut sent) => {
-                    let refused = self.sent(&mut sent).err();
-                    tracing::debug!(?refused, "dead letters in flight");
-                }
-                () = tokio::time::sleep(RETRY_INTERVAL), if !self.unmarked.is_empty() => {}
-            }
-        }
-    }
-
-    fn named(&self, number: u64, error: &Error) -> Error {
-        let Some(flight) = self.flights.get(&number) else { return error.clone() };
-        error.clone().about(format_args!("dead letter {}", flight.at))
     }
 }
 

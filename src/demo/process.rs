@@ -1,8 +1,9 @@
-//! A shell that outlives this process, to stop what this process started and to remove its directory.
+//! Processes that this one starts: their guardian, signals, and memory.
 //!
-//! The shell reads process ids from a pipe. The kernel closes our end of the pipe however we end, also after `kill -9`.
+//! The guardian is a shell that outlives this process, to stop what this process started and to remove its directory. The shell reads process ids from a pipe. The kernel closes our end of the pipe however we end, also after `kill -9`.
 //! `PR_SET_PDEATHSIG` would not do: that signal is sent when the *thread* that started a child ends.
 
+use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -35,16 +36,13 @@ for attempt in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit 0; sleep 0.5; don
 #[derive(Debug)]
 pub struct Guardian {
     shell: Child,
-    /// `None` once the shell was told to clean up.
+    /// `None` once the shell is to clean up.
     pipe: Option<ChildStdin>,
 }
 
 impl Guardian {
     /// Starts the shell. When this value is dropped or this process ends, the shell stops the processes and removes
     /// `directory`, where one is given.
-    ///
-    /// # Errors
-    /// What the operating system says where there is no `sh`.
     pub fn start(directory: Option<&Path>) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "walrelay-guardian"]).args(directory);
@@ -56,17 +54,11 @@ impl Guardian {
     }
 
     /// Has the process stopped at the end.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::BrokenPipe`] where the shell is gone.
     pub fn watch(&mut self, pid: u32) -> io::Result<()> {
         self.tell("watch", pid)
     }
 
     /// Forgets the process, which has ended and been waited for: its id may belong to another process from now on.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::BrokenPipe`] where the shell is gone.
     pub fn release(&mut self, pid: u32) -> io::Result<()> {
         self.tell("release", pid)
     }
@@ -87,9 +79,6 @@ impl Drop for Guardian {
 }
 
 /// Sends a signal by its name, such as `INT`: the standard library can only kill.
-///
-/// # Errors
-/// Where there is no such process, or none that this user may send a signal to.
 pub fn send_signal(pid: u32, signal: &str) -> io::Result<()> {
     let mut command = Command::new("sh");
     command.args(["-c", r#"kill -s "$1" "$2""#, "kill", signal]).arg(pid.to_string());
@@ -97,9 +86,15 @@ pub fn send_signal(pid: u32, signal: &str) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("SIG{signal} could not be sent to {pid}"))) }
 }
 
+/// A size that the kernel tells in `/proc/PID/status`, such as `VmHWM:` (the peak of resident memory), in bytes.
+pub fn memory_bytes(pid: u32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::process::ExitStatusExt as _;
 
     use super::*;
@@ -123,5 +118,11 @@ mod tests {
         assert!(spared.try_wait().unwrap().is_none(), "it stopped a process that was released");
         spared.kill().unwrap();
         spared.wait().unwrap();
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_kernel_tells_our_peak_memory() {
+        assert!(memory_bytes(std::process::id(), "VmHWM:").unwrap() > 1 << 20);
     }
 }
