@@ -29,7 +29,7 @@ pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 /// Where a record is, written `PARTITION:OFFSET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct At {
+pub(crate) struct At {
     pub partition: i32,
     /// Its offset there.
     pub offset: i64,

@@ -76,7 +76,7 @@ pub(crate) struct Replay<'c> {
 
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Rows in all tables.
     pub rows: u64,
     /// Those of them that cannot be routed.
@@ -89,7 +89,7 @@ pub struct Survey {
 
 /// What was found in a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub(crate) struct Found {
     /// The table.
     pub outbox: String,
     /// How many rows.
@@ -110,7 +110,7 @@ pub struct Found {
 
 /// A row without a way to Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unroutable {
+pub(crate) struct Unroutable {
     /// The table.
     pub outbox: String,
     /// Its id, as it is.
@@ -121,7 +121,7 @@ pub struct Unroutable {
 
 impl Survey {
     /// The topics of all tables.
-    pub fn topics(&self) -> Vec<&str> {
+    pub(crate) fn topics(&self) -> Vec<&str> {
         let mut topics: Vec<&str> =
             self.tables.iter().flat_map(|found| found.topics.keys().map(String::as_str)).collect();
         topics.sort_unstable();
@@ -197,7 +197,7 @@ impl Table<'_> {
 
 /// How far it has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Published {
+pub(crate) struct Published {
     /// Rows that were taken.
     pub taken: u64,
     /// Rows that the broker acked.

@@ -19,7 +19,7 @@ const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
 /// What the catalogs say of publication and table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Catalog {
+pub(crate) struct Catalog {
     /// Process id of the server's side, to recognise a pooler.
     pub backend_pid: i32,
     /// The publication, if there is one of that name.
@@ -42,7 +42,7 @@ pub struct Catalog {
 
 /// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Publication {
+pub(crate) struct Publication {
     pub oid: u32,
     /// Changes with every `ALTER PUBLICATION` of options, owner or name.
     pub row_version: String,
@@ -60,7 +60,7 @@ pub struct Publication {
 
 /// What a publication publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub struct Flags {
+pub(crate) struct Flags {
     #[serde(rename = "pubinsert")]
     pub insert: bool,
     #[serde(rename = "pubupdate")]
@@ -76,12 +76,12 @@ pub struct Flags {
 
 impl Flags {
     /// Whether it publishes anything that is no event.
-    pub fn others(&self) -> bool {
+    pub(crate) fn others(&self) -> bool {
         self.update || self.delete || self.truncate
     }
 
     /// The operations, as `publish = '…'` names them.
-    pub fn operations(&self) -> String {
+    pub(crate) fn operations(&self) -> String {
         let all =
             [(self.insert, "insert"), (self.update, "update"), (self.delete, "delete"), (self.truncate, "truncate")];
         let named: Vec<&str> = all.into_iter().filter_map(|(on, name)| on.then_some(name)).collect();
@@ -91,7 +91,7 @@ impl Flags {
 
 /// The outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Table {
+pub(crate) struct Table {
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -107,7 +107,7 @@ pub struct Table {
 
 /// A column of the outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Column {
+pub(crate) struct Column {
     pub name: String,
     /// Its type, as SQL writes it.
     #[serde(rename = "type")]
@@ -118,7 +118,7 @@ pub struct Column {
 
 /// One way in which a relation is in the publication.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Member {
+pub(crate) struct Member {
     /// 0 for the outbox itself, 1 and up for the partitioned tables above it.
     pub level: u32,
     pub relation: String,

@@ -84,7 +84,7 @@ fn pooled() -> Error {
 
 /// Everything [`inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub server: Server,
     /// `system_identifier`, where the role may read it. `IDENTIFY_SYSTEM` tells it, too.
     pub system_identifier: Option<String>,
@@ -99,18 +99,21 @@ pub struct Facts {
 
 impl Facts {
     /// The publication, if there is one of that name.
-    pub fn publication(&self) -> Option<&Publication> {
+    pub(crate) fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
     }
     /// Those of the outbox tables, in the order of the configuration, that do not outlast a crash of the server.
-    pub fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
+    pub(crate) fn unlogged<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a TableName>,
+    ) -> impl Iterator<Item = &'a TableName> {
         let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
         tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
     }
 
     /// The same with a new slot in the place of the one there is, or is not.
     #[must_use]
-    pub fn with_slot(&self) -> Facts {
+    pub(crate) fn with_slot(&self) -> Facts {
         let slot = Slot {
             plugin: Some("pgoutput".to_owned()),
             slot_type: "logical".to_owned(),
@@ -124,7 +127,7 @@ impl Facts {
     /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
     /// there is left as it is, and a publication is not made for a slot that is older.
     #[must_use]
-    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
+    pub(crate) fn as_set_up(&self, tables: &[&TableName]) -> Facts {
         if self.slot.is_some() {
             return self.clone();
         }
@@ -147,7 +150,7 @@ impl Facts {
 
 /// The server and its settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Server {
+pub(crate) struct Server {
     /// Process id of the server's side, to recognise a pooler.
     pub backend_pid: i32,
     /// `server_version_num`: 170011 is 17.11.
@@ -176,14 +179,14 @@ pub struct Server {
 
 impl Server {
     /// 17 for 17.11.
-    pub fn major(&self) -> u32 {
+    pub(crate) fn major(&self) -> u32 {
         self.version_num / 10_000
     }
 }
 
 /// A row of `pg_replication_slots` (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// Output plugin; none for physical slots.
     pub plugin: Option<String>,
     /// `logical` or `physical`.
@@ -219,7 +222,7 @@ pub struct Slot {
 
 impl Slot {
     /// Whether it is one that a relay of this database makes, and may make anew.
-    pub fn is_ours(&self, database: &str) -> bool {
+    pub(crate) fn is_ours(&self, database: &str) -> bool {
         self.slot_type == "logical"
             && self.plugin.as_deref() == Some("pgoutput")
             && self.database.as_deref() == Some(database)
@@ -228,7 +231,7 @@ impl Slot {
     }
 
     /// Why it can never be read again, if so.
-    pub fn lost(&self) -> Option<&str> {
+    pub(crate) fn lost(&self) -> Option<&str> {
         match self.invalidation_reason.as_deref() {
             Some(reason) => Some(reason),
             None if self.conflicting == Some(true) => Some("conflict with recovery"),
