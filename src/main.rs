@@ -4,8 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
-use walrelay::cli::output::{Failure, error_lines};
-use walrelay::cli::{Cli, run};
+use walrelay::cli::{Cli, dispatch, error_lines};
 use walrelay::error::{Error, Kind};
 
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
@@ -22,16 +21,16 @@ fn main() -> ExitCode {
     // One thread for everything that waits: a reader on another one than the timer's is woken twice, per millisecond.
     let outcome = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(run::dispatch(&cli.command, &run::relay_flags(&typed)));
+            let outcome = runtime.block_on(dispatch(&cli, &typed));
             // What still runs in the background has nothing left to do that anybody waits for.
             runtime.shutdown_background();
             outcome
         }
-        Err(error) => Err(Error::new(Kind::Prerequisite, format!("the system gives no timer or poll: {error}")).into()),
+        Err(error) => Err(Error::new(Kind::Prerequisite, format!("the system gives no timer or poll: {error}"))),
     };
     match outcome {
-        Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
-        Err(Failure::Error(error)) => {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
             // Where standard error is closed, the exit code says it alone.
             writeln!(std::io::stderr().lock(), "{}", error_lines(&error)).unwrap_or_default();
             ExitCode::from(error.kind().exit_code())

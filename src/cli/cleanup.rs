@@ -6,12 +6,10 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, Teller, json_line, note, print_line, warn};
+use crate::cli::config::{self, Common, duration, flags};
+use crate::cli::output::{Outcome, ProgressReporter, aligned, json_line, note, print_line, warn};
 use crate::cli::sql::Session;
-use crate::cli::text::aligned;
-use crate::cli::{Common, flags};
-use crate::config::unit::{exact_duration, parse_duration};
+use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
@@ -24,10 +22,8 @@ use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, s
 const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
-/// `cleanup`.
 #[derive(Debug, Args, Serialize)]
-pub struct CleanupArgs {
-    /// Slot, database, file.
+pub(crate) struct CleanupArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
@@ -41,13 +37,13 @@ pub struct CleanupArgs {
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
     /// Delete rows older than this, such as 7d; outbox.retention by default
-    #[arg(long, value_name = "DURATION", value_parser = age)]
+    #[arg(long, value_name = "DURATION", value_parser = duration(Duration::ZERO..=AGE_MAX, "7d or 12h"))]
     pub older_than: Option<Duration>,
     /// Rows per transaction
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub batch_rows: u32,
     /// The pause between two transactions
-    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = pause)]
+    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s"))]
     pub pause: Duration,
     /// Delete nothing; count the rows
     #[arg(long)]
@@ -57,20 +53,6 @@ pub struct CleanupArgs {
     pub json: bool,
 }
 
-/// A duration that the text says, within bounds.
-fn duration(text: &str, max: Duration, example: &str) -> Result<Duration, String> {
-    let duration = parse_duration(text).filter(|duration| *duration <= max);
-    duration.ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(max)))
-}
-
-fn age(text: &str) -> Result<Duration, String> {
-    duration(text, AGE_MAX, "7d or 12h")
-}
-
-fn pause(text: &str) -> Result<Duration, String> {
-    duration(text, PAUSE_MAX, "50ms or 0s")
-}
-
 /// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Report {
@@ -78,11 +60,8 @@ struct Report {
     /// The basis for "published": `pending`, `xid` or `xmin`.
     published_by: &'static str,
     older_than_seconds: u64,
-    /// Partitions that were dropped.
     partitions: Vec<String>,
-    /// Rows that were in them.
     rows_dropped: u64,
-    /// Rows that were deleted in batches.
     rows_deleted: u64,
     /// Old published rows that another session had locked.
     rows_left: u64,
@@ -97,14 +76,10 @@ struct Answer<'a> {
 }
 
 /// Deletes published rows older than the retention: whole partitions first, then batch by batch. Prints the counts.
-///
-/// # Errors
-/// [`Kind::Config`] without a retention, or without a column for the time; [`Kind::PositionMismatch`] if the published rows
-/// are not known; those of [`sweep`], and of the position store. Rows that were deleted before the error are gone.
-pub async fn cleanup(args: &CleanupArgs) -> Outcome {
-    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    warn(loaded.settings.warnings());
-    let (database, outboxes) = (loaded.settings.database()?, loaded.settings.outboxes()?);
+pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
+    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let (database, outboxes) = (settings.database()?, settings.outboxes()?);
     let wanted = wanted(&outboxes, args.older_than)?;
     let session = Session::connect(&database, "cleanup").await?;
     let client = session.client();
@@ -120,7 +95,7 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
         sweepers.extend(Sweeper::look(client, outbox, retention).await?);
     }
     let known = match sweepers.iter().any(|sweeper| sweeper.basis.needs_published()) {
-        true => state::load(&loaded.config(false)?).await?,
+        true => state::load(&config::config(&settings, false)?).await?,
         false => None,
     };
     let mut reports = Vec::new();
@@ -136,7 +111,6 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     print_line(if args.json { json_line(&answer)? } else { answer.table() })
 }
 
-/// The tables with their retentions.
 fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
     let tables = || outboxes.iter().filter(|outbox| outbox.source.table().is_some());
     if tables().next().is_none() {
@@ -203,9 +177,8 @@ fn dropped(report: &mut Report, partition: &Partition, dry_run: bool) {
     }
 }
 
-/// Batch after batch, until one is not full.
 async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Published>, args: &CleanupArgs) -> Result<u64> {
-    let (mut deleted, mut after, mut teller) = (0, None::<String>, Teller::new());
+    let (mut deleted, mut after, mut reporter) = (0, None::<String>, ProgressReporter::new());
     loop {
         let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
         deleted += swept.deleted;
@@ -213,7 +186,7 @@ async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Publishe
             return Ok(deleted);
         }
         after = swept.last;
-        teller.tell(|| format!("{}: {deleted} rows deleted", sweeper.name));
+        reporter.report(|| format!("{}: {deleted} rows deleted", sweeper.name));
         tokio::time::sleep(args.pause).await;
     }
 }
@@ -241,8 +214,7 @@ impl Answer<'_> {
     }
 }
 
-/// What `--help` ends with.
-pub const CLEANUP_HELP: &str = "\
+pub(super) const HELP: &str = "\
 Examples:
   walrelay cleanup --config walrelay.toml --dry-run
   walrelay cleanup --config walrelay.toml --older-than 7d
@@ -301,6 +273,5 @@ mod tests {
         kept.upkeep.retention = Some(day);
         let both = [kept, OutboxConfig::default()];
         assert_eq!(wanted(&both, None).unwrap().len(), 1);
-        assert!(age("7d").is_ok() && age("99y").is_err() && pause("2h").is_err());
     }
 }

@@ -1,29 +1,103 @@
-//! The commands of `config`: what was typed.
+//! The flags of several commands, and the configuration that flags, environment and file give.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde::Serialize;
 
-use crate::cli::{Common, RunSettings};
+use crate::config::file::ConfigFile;
+use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
+use crate::config::model::KEYS;
+use crate::config::unit::{exact_duration, parse_duration};
+use crate::config::{Config, Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
+use crate::error::Result;
+use crate::sink::kafka::options::weakened;
+use crate::sink::kafka::properties::check_properties;
 
-/// The commands of `config`.
-#[derive(Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// Make a walrelay.toml for a table that exists, and say what was guessed from what
-    #[command(after_help = INIT_HELP)]
-    Init(InitArgs),
-    /// Check a configuration against the database, and show what would become of a row
-    #[command(after_help = CHECK_HELP)]
-    Check(CheckArgs),
-    /// Make a walrelay.toml of a Debezium connector's configuration, and list what could not be carried over
-    #[command(after_help = IMPORT_HELP)]
-    Import(ImportArgs),
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct Common {
+    /// The replication slot [env: WALRELAY_SLOT]
+    #[arg(long, value_name = "NAME")]
+    pub slot: Option<String>,
+    /// Connection string of the outbox's database. Leave the password out: every user of the machine can read a command
+    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on [env: WALRELAY_DATABASE_URL]
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<String>,
+    /// A configuration file [env: WALRELAY_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
 }
 
-/// Where a configuration that is made goes.
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct RelaySettings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// Kafka's bootstrap servers, separated by commas [env: WALRELAY_BROKERS]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub brokers: Option<String>,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+}
+
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct RunSettings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub relay: RelaySettings,
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// The source of the rows; slot by default [env: WALRELAY_MODE]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
+    /// The reaction to a lost slot; recover by default [env: WALRELAY_ON_SLOT_LOSS]
+    #[arg(long, value_name = "WHAT")]
+    pub on_slot_loss: Option<OnLoss>,
+    /// The existing rows to publish when the relay creates its first slot: all, none, pending, since=TIME; by default
+    /// pending if outbox.pending is set, else all [env: WALRELAY_BACKLOG]
+    #[arg(long, value_name = "WHICH")]
+    pub backlog: Option<String>,
+    /// The most WAL that the slot may retain, such as 10GiB; no limit by default [env: WALRELAY_MAX_RETAINED_BYTES]
+    #[arg(long, value_name = "BYTES")]
+    pub max_retained_bytes: Option<String>,
+    /// The reaction to a slot that retains more; unready by default [env: WALRELAY_OVER_BUDGET]
+    #[arg(long, value_name = "WHAT")]
+    pub over_budget: Option<OverBudget>,
+    /// The destination of the records; kafka by default [env: WALRELAY_SINK]
+    #[arg(long, value_name = "SINK")]
+    pub sink: Option<SinkKind>,
+    /// The reaction to an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
+    #[arg(long, value_name = "WHAT")]
+    pub on_error: Option<OnError>,
+    /// The delivery guarantee; at-least-once by default [env: WALRELAY_GUARANTEE]
+    #[arg(long, value_name = "HOW")]
+    pub guarantee: Option<Guarantee>,
+    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
+    #[arg(long, value_name = "STORE")]
+    pub state_store: Option<StoreKind>,
+    /// The address of metrics and health; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<String>,
+    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_timeout: Option<String>,
+    /// The format of log lines; text by default [env: WALRELAY_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// The log filter, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// The destination of a new configuration.
 #[derive(Debug, Args)]
-pub struct Target {
+pub(crate) struct Target {
     /// Write the walrelay.toml here instead of to standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -32,126 +106,68 @@ pub struct Target {
     pub force: bool,
 }
 
-/// `config init`.
-#[derive(Debug, Args, Serialize)]
-pub struct InitArgs {
-    /// Slot, database, file.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub common: Common,
-    /// The table events are written into, as SQL writes it: outbox, sales.outbox, '"My Schema"."Out Box"'
-    /// [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
-    pub table: Option<String>,
-    /// Kafka's bootstrap servers, to be written into the file [env: WALRELAY_BROKERS]
-    #[arg(long, value_name = "HOST:PORT")]
-    pub brokers: Option<String>,
-    /// Where the file goes.
-    #[command(flatten)]
-    #[serde(skip)]
-    pub target: Target,
-    /// Print one JSON object: the file, and what became of each column
-    #[arg(long)]
-    pub json: bool,
+pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// A value parser for durations in `range`.
+pub(super) fn duration(
+    range: RangeInclusive<Duration>,
+    example: &'static str,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let duration = parse_duration(text).filter(|duration| range.contains(duration));
+        duration.ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(*range.end())))
+    }
 }
 
-/// `config check`.
-#[derive(Debug, Args)]
-pub struct CheckArgs {
-    /// The settings `run` takes, laid over the file as they would be there.
-    #[command(flatten)]
-    pub settings: RunSettings,
-    /// Connect to nothing; print every setting, its value and where it is from, with secrets as ***
-    #[arg(long)]
-    pub offline: bool,
-    /// Show what would become of the row with this id, instead of the newest
-    #[arg(long, value_name = "VALUE", conflicts_with = "offline")]
-    pub id: Option<String>,
-    /// Leave the body out, which is the row's payload
-    #[arg(long, conflicts_with = "offline")]
-    pub no_body: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long, conflicts_with = "offline")]
-    pub json: bool,
+/// The settings among `args` that were typed: a field is named after its flag.
+pub(crate) fn flags(args: &impl Serialize) -> Flags {
+    let typed = serde_json::to_value(args).unwrap_or_default();
+    let keys = KEYS.iter().filter_map(|key| Some((key, key.flag?.replace('-', "_"))));
+    keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
 }
 
-/// `config import`.
-#[derive(Debug, Args)]
-pub struct ImportArgs {
-    /// The connector's configuration: Kafka Connect's JSON or properties, or Debezium Server's application.properties;
-    /// - is standard input
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// Where the file goes.
-    #[command(flatten)]
-    pub target: Target,
-    /// Print one JSON object: the file, and the list of what could not be carried over
-    #[arg(long)]
-    pub json: bool,
+/// `flags` over the environment over the configuration file over the defaults. `file` or `WALRELAY_CONFIG` names the
+/// file.
+pub(crate) fn settings(flags: &Flags, file: Option<&Path>) -> Result<Settings> {
+    let texts =
+        std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
+    let environment: Environment = texts.collect();
+    let from_variable = environment.get(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let path = file.map(Path::to_path_buf).or(from_variable);
+    let file = path.as_deref().map(ConfigFile::read).transpose()?;
+    Settings::new(flags, &environment, file.as_ref())
 }
 
-pub(super) const HELP: &str = "\
-Examples:
-  walrelay config init --table sales.outbox --output walrelay.toml
-  walrelay config check --config walrelay.toml
-  walrelay config import connector.json --output walrelay.toml
+/// The checked configuration, Kafka's properties included.
+pub(crate) fn config(settings: &Settings, adopt_slot: bool) -> Result<Config> {
+    let config = settings.config(adopt_slot)?;
+    // One at a time first: an error then belongs to the line it is from.
+    for (name, given) in &settings.properties {
+        let one = BTreeMap::from([(name.clone(), given.text.clone())]);
+        check_properties(&one).map_err(|error| error.about(&given.origin))?;
+    }
+    check_properties(&config.kafka.properties)?;
+    Ok(config)
+}
 
-Exit codes:
-  0   done, or `run` would take it
-  1   import: an option was left out that consumers may notice
-  2   a setting, an argument or a file is not valid
-  10  Postgres cannot be reached (11: refuses)
-  12  check: the server is not fit for logical replication
-  14  check: the slot is lost, or not ours
-  15  init, check: publication or table are not as events need them
-  20  check: the row cannot be routed
-Each command's own --help has more.";
+/// Risks that the configuration allows, without secrets.
+pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
+    let mut warnings = settings.warnings().to_vec();
+    if config.sink != SinkKind::Kafka {
+        warnings.push(format!(
+            "sink.kind is not kafka: no event reaches Kafka, and slot {} is confirmed as if each had",
+            config.source.slot
+        ));
+    }
+    warnings.extend(config.source.database.weakness().map(|weakness| format!("Postgres: {weakness}")));
+    warnings.extend(unverified(config));
+    if let Some(address) = config.process.http.filter(|address| !address.ip().is_loopback()) {
+        warnings.push(format!("metrics and health are served on {address}, to whoever can reach it"));
+    }
+    warnings
+}
 
-const INIT_HELP: &str = "\
-Examples:
-  walrelay config init --table outbox > walrelay.toml
-  walrelay config init --table sales.outbox --output walrelay.toml
-  walrelay config init --table '\"My Schema\".\"Out Box\"' \\
-    --database-url postgres://me@db/shop
-
-The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column. Read it, change what is wrong, then: walrelay setup, config check, run.
-
-Exit codes:
-  0   the file was made
-  2   the table is not named, or the output exists
-  10  Postgres cannot be reached (11: refuses)
-  15  there is no such table, or no column of it can be the id or the payload; its columns are named";
-
-const CHECK_HELP: &str = "\
-Examples:
-  walrelay config check --config walrelay.toml
-  walrelay config check --config walrelay.toml --no-body \\
-    --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
-  walrelay config check --config walrelay.toml --json | \\
-    jq '.outboxes[].record.topic'
-  walrelay config check --config walrelay.toml --offline
-
-Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. With --offline, and where no database is configured, nothing is connected to, and every setting is printed with where it is from.
-
-Exit codes:
-  0   `run` would take it; also where the table is empty
-  2   it would not, or no row has that id
-  10  Postgres cannot be reached (11: refuses)
-  12  the server is not fit for logical replication
-  14  the slot is lost, or not ours
-  15  publication or table are not as events need them
-  20  the row cannot be routed: `run` would stop at it";
-
-const IMPORT_HELP: &str = "\
-Examples:
-  walrelay config import connector.json > walrelay.toml
-  walrelay config import application.properties --output walrelay.toml
-  curl -s connect:8083/connectors/outbox/config | \\
-    walrelay config import - --json
-
-Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
-
-Exit codes:
-  0   all that consumers see was carried over
-  1   the file was made, and an option was left out that changes, or may change, what consumers see
-  2   the file cannot be read, or is no connector of an outbox in Postgres";
+/// The options with which Kafka's server is not verified.
+pub(crate) fn unverified(config: &Config) -> impl Iterator<Item = String> {
+    weakened(&config.kafka).into_iter().map(|weak| format!("Kafka's server is not verified: {weak}"))
+}

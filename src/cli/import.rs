@@ -2,23 +2,46 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::cli::ImportArgs;
-use crate::cli::output::{Outcome, note, print, print_json, write_file};
-use crate::cli::text::aligned;
+use clap::Args;
+
+use crate::cli::config::Target;
+use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
 use crate::error::{Error, Kind, Result};
 use crate::import::{Import, Left, import as made_of};
 
 /// No configuration is longer.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Writes the `walrelay.toml`, and tells what it lacks.
-///
-/// # Errors
-/// [`Kind::Config`] where the file cannot be read, is no connector's, or the output exists; [`Kind::Prerequisite`] where
-/// it cannot be written; [`Kind::NotCarried`] at the end, where consumers see, or may see, what was left out.
-pub fn import(args: &ImportArgs) -> Outcome {
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The connector's configuration: Kafka Connect's JSON or properties, or Debezium Server's application.properties;
+    /// - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub target: Target,
+    /// Print one JSON object: the file, and the list of what could not be carried over
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay config import connector.json > walrelay.toml
+  walrelay config import application.properties --output walrelay.toml
+  curl -s connect:8083/connectors/outbox/config | \\
+    walrelay config import - --json
+
+Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
+
+Exit codes:
+  0   all that consumers see was carried over
+  1   the file was made, and an option was left out that changes, or may change, what consumers see
+  2   the file cannot be read, or is no connector of an outbox in Postgres";
+
+pub(crate) fn import(args: &ImportArgs) -> Outcome {
     let path = args.file.display().to_string();
     let import = made_of(&path, &read(&args.file)?)?;
     if let Some(output) = &args.target.output {
@@ -63,7 +86,6 @@ fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| error.into_bytes().into_iter().map(char::from).collect()))
 }
 
-/// A line per option, under each other.
 fn table(left: &[Left]) -> String {
     let mut rows = vec![["effect", "option", "why; what to do"].map(str::to_owned)];
     rows.extend(left.iter().map(|left| {
@@ -79,7 +101,6 @@ fn table(left: &[Left]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::config::Target;
     use crate::import::Effect;
 
     #[test]

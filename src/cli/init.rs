@@ -1,36 +1,66 @@
 //! `walrelay config init`: looks at a table, and writes the file it would suggest.
 
-use crate::cli::InitArgs;
-use crate::cli::flags;
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json, shell_word, warn, write_file};
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::config::{self, Common, Target, flags};
+use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, warn, write_file};
 use crate::cli::sql::{Session, column};
-use crate::cli::text::aligned;
 use crate::config::TableName;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::source::preflight::{self, judge_version};
-use crate::suggest::{Fate, Known, suggest};
+use crate::suggest::{ColumnUse, Known, suggest};
 
 const TABLES: &str = include_str!("../../sql/tables.sql");
-/// Where the file is meant to be, where nobody says so.
+/// The file's name without `--output`.
 const FILE: &str = "walrelay.toml";
 
-/// Writes the `walrelay.toml`, and tells what it was guessed from.
-///
-/// # Errors
-/// [`Kind::Config`] where the table is not named or the output exists, [`Kind::Publication`] where the table is not there
-/// or not fit, and what connecting gives.
-pub async fn init(args: &InitArgs) -> Outcome {
-    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    warn(loaded.settings.warnings());
-    let known = known(&loaded.settings)?;
-    let wanted = loaded.settings.table()?;
-    let database = loaded.settings.database()?;
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct InitArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// The table events are written into, as SQL writes it: outbox, sales.outbox, '"My Schema"."Out Box"'
+    /// [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// Kafka's bootstrap servers, to be written into the file [env: WALRELAY_BROKERS]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub brokers: Option<String>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub target: Target,
+    /// Print one JSON object: the file, and what became of each column
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay config init --table outbox > walrelay.toml
+  walrelay config init --table sales.outbox --output walrelay.toml
+  walrelay config init --table '\"My Schema\".\"Out Box\"' \\
+    --database-url postgres://me@db/shop
+
+The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column. Read it, change what is wrong, then: walrelay setup, config check, run.
+
+Exit codes:
+  0   the file was made
+  2   the table is not named, or the output exists
+  10  Postgres cannot be reached (11: refuses)
+  15  there is no such table, or no column of it can be the id or the payload; its columns are named";
+
+pub(crate) async fn init(args: &InitArgs) -> Outcome {
+    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let known = known(&settings)?;
+    let wanted = settings.table()?;
+    let database = settings.database()?;
     let session = Session::connect(&database, "config init").await?;
-    if loaded.settings.get("outbox.table").is_none() {
+    if settings.get("outbox.table").is_none() {
         let error = Error::new(Kind::Config, "no table is named");
         return Err(error.remedy(name_one(&candidates(&session).await?)).into());
     }
@@ -57,7 +87,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
     }
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
     let has_transaction = found.columns.iter().any(Column::tells_transaction);
-    note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
+    note(explanation(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
     Ok(())
 }
 
@@ -67,7 +97,7 @@ async fn candidates(session: &Session) -> Result<Vec<String>> {
     rows.iter().map(|row| column(row, "name")).collect()
 }
 
-/// What of the settings belongs into the file.
+/// The settings that the file gets.
 fn known(settings: &Settings) -> Result<Known> {
     let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
     let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));
@@ -103,12 +133,12 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
     Ok(())
 }
 
-/// A line per column, and what to do next.
-fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool, has_transaction: bool) -> String {
+fn explanation(columns: &[ColumnUse], file: Option<&str>, brokers_known: bool, has_transaction: bool) -> String {
     let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
-    rows.extend(columns.iter().map(|fate| {
-        let used_for = if fate.used_for.is_empty() { "not used".to_owned() } else { fate.used_for.join(", ") };
-        [fate.column.clone(), fate.type_name.clone(), used_for, fate.why.clone()]
+    rows.extend(columns.iter().map(|column_use| {
+        let used_for =
+            if column_use.used_for.is_empty() { "not used".to_owned() } else { column_use.used_for.join(", ") };
+        [column_use.column.clone(), column_use.type_name.clone(), used_for, column_use.why.clone()]
     }));
     let name = file.unwrap_or(FILE);
     let (column, made) = match has_transaction {
@@ -134,18 +164,18 @@ mod tests {
 
     #[test]
     fn what_became_of_each_column_lines_up_and_says_what_is_next() {
-        let fate = |column: &str, type_name: &str, used_for: &[&'static str], why: &str| Fate {
+        let column_use = |column: &str, type_name: &str, used_for: &[&'static str], why: &str| ColumnUse {
             column: column.to_owned(),
             type_name: type_name.to_owned(),
             used_for: used_for.to_vec(),
             why: why.to_owned(),
         };
         let columns = [
-            fate("id", "uuid", &["event id"], "the primary key"),
-            fate("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
-            fate("status", "text", &[], "what a dispatcher notes down"),
+            column_use("id", "uuid", &["event id"], "the primary key"),
+            column_use("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
+            column_use("status", "text", &[], "what a dispatcher notes down"),
         ];
-        insta::assert_snapshot!(told(&columns, None, false, true), @r#"
+        insta::assert_snapshot!(explanation(&columns, None, false, true), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
@@ -156,11 +186,11 @@ mod tests {
           walrelay config check --config walrelay.toml  the record of the newest row
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
-        let told = told(&columns, Some("w.toml"), true, false);
-        assert!(told.contains("Written to w.toml. Read the file, correct"), "{told}");
+        let explained = explanation(&columns, Some("w.toml"), true, false);
+        assert!(explained.contains("Written to w.toml. Read the file, correct"), "{explained}");
         assert!(
-            told.contains("walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"),
-            "{told}"
+            explained.contains("walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"),
+            "{explained}"
         );
     }
 

@@ -1,65 +1,68 @@
-//! The command line: commands, flags and help. [`load`] reads the configuration, and [`output`] prints.
+//! The command line. Each command has its flags and help in its own file; [`config`] has those of several commands and reads
+//! the configuration, and [`output`] prints.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use crate::config::layers::may_hold_password;
+use crate::demo;
+use crate::error::{Flag, NextCommand, Result};
+use crate::relay;
+use crate::relay::stop::on_signals;
+use crate::telemetry::{Telemetry, http, logging};
 
-use crate::config::layers::Flags;
-use crate::config::model::KEYS;
-use crate::config::unit::{parse_bytes, parse_duration};
-use crate::config::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
+mod check;
+mod cleanup;
+mod config;
+mod import;
+mod init;
+mod output;
+mod replay;
+mod setup;
+mod sql;
+mod status;
+mod teardown;
+mod undelivered;
+mod verify;
 
-pub mod check;
-pub mod cleanup;
-pub mod config;
-pub mod import;
-pub mod init;
-pub mod load;
-pub mod output;
-pub mod replay;
-pub mod run;
-pub mod setup;
-pub mod sql;
-pub mod status;
-pub mod teardown;
-mod text;
-pub mod undelivered;
-pub mod verify;
+use check::CheckArgs;
+use cleanup::CleanupArgs;
+use config::{RunSettings, flags};
+use import::ImportArgs;
+use init::InitArgs;
+use output::{Failure, Outcome, shell_word};
+use replay::ReplayArgs;
+use setup::SetupArgs;
+use status::StatusArgs;
+use teardown::TeardownArgs;
+use undelivered::{DeadLetters, Parked, UndeliveredCommand};
+use verify::VerifyArgs;
 
-pub use cleanup::CleanupArgs;
-pub use config::{CheckArgs, ConfigCommand, ImportArgs, InitArgs};
-pub use replay::ReplayArgs;
-pub use undelivered::{DeadLetters, Parked, UndeliveredCommand};
-pub use verify::VerifyArgs;
+pub use output::error_lines;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
 #[command(name = "walrelay", version, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// The command.
     #[command(subcommand)]
-    pub command: Command,
+    command: Command,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Relay events until told to stop
     #[command(after_help = RUN_HELP)]
     Run(RunArgs),
     /// Check the server, then create publication and slot, and on request table and column
-    #[command(after_help = SETUP_HELP)]
+    #[command(after_help = setup::HELP)]
     Setup(SetupArgs),
     /// Drop the slot and its publication, never the table
-    #[command(after_help = TEARDOWN_HELP)]
+    #[command(after_help = teardown::HELP)]
     Teardown(TeardownArgs),
     /// Show the state of the slot and its relay
-    #[command(after_help = STATUS_HELP)]
+    #[command(after_help = status::HELP)]
     Status(StatusArgs),
     /// Delete old published rows without blocking other sessions
-    #[command(after_help = cleanup::CLEANUP_HELP)]
+    #[command(after_help = cleanup::HELP)]
     Cleanup(CleanupArgs),
     /// Compare the outbox with the topics: find missing, duplicated and misordered events
     #[command(after_help = verify::HELP)]
@@ -75,179 +78,33 @@ pub enum Command {
     Parked(UndeliveredCommand<Parked>),
     /// Run walrelay on a private, temporary Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
-    Demo(crate::demo::Options),
+    Demo(demo::Options),
     /// Write a configuration for a table, convert one from Debezium, and check one
-    #[command(subcommand, after_help = config::HELP)]
+    #[command(subcommand, after_help = CONFIG_HELP)]
     Config(ConfigCommand),
 }
 
-/// The flags of every command that connects to Postgres.
-#[derive(Debug, Args, Serialize)]
-pub struct Common {
-    /// The replication slot [env: WALRELAY_SLOT]
-    #[arg(long, value_name = "NAME")]
-    pub slot: Option<String>,
-    /// Connection string of the outbox's database. Leave the password out: every user of the machine can read a command
-    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on [env: WALRELAY_DATABASE_URL]
-    #[arg(long, value_name = "URL")]
-    pub database_url: Option<String>,
-    /// A configuration file [env: WALRELAY_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Make a walrelay.toml for a table that exists, and say what was guessed from what
+    #[command(after_help = init::HELP)]
+    Init(InitArgs),
+    /// Check a configuration against the database, and show what would become of a row
+    #[command(after_help = check::HELP)]
+    Check(CheckArgs),
+    /// Make a walrelay.toml of a Debezium connector's configuration, and list what could not be carried over
+    #[command(after_help = import::HELP)]
+    Import(ImportArgs),
 }
 
-/// `run`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
-    /// The settings.
+pub(crate) struct RunArgs {
     #[command(flatten)]
     pub settings: RunSettings,
     /// Discard the stored position, and start at the slot's. For one start after the server was replaced: the relay skips
     /// the events between the two positions, unless --backlog selects rows of the table
     #[arg(long)]
     pub adopt_slot: bool,
-}
-
-/// The flags of every command that reads tables and topics.
-#[derive(Debug, Args, Serialize)]
-pub struct RelaySettings {
-    /// Slot, database, file.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub common: Common,
-    /// Kafka's bootstrap servers, separated by commas [env: WALRELAY_BROKERS]
-    #[arg(long, value_name = "HOST:PORT")]
-    pub brokers: Option<String>,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
-    pub table: Option<String>,
-}
-
-/// The settings of `run` that have flags.
-#[derive(Debug, Args, Serialize)]
-pub struct RunSettings {
-    /// The relay.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub relay: RelaySettings,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
-    /// The source of the rows; slot by default [env: WALRELAY_MODE]
-    #[arg(long, value_name = "MODE")]
-    pub mode: Option<Mode>,
-    /// The reaction to a lost slot; recover by default [env: WALRELAY_ON_SLOT_LOSS]
-    #[arg(long, value_name = "WHAT")]
-    pub on_slot_loss: Option<OnLoss>,
-    /// The existing rows to publish when the relay creates its first slot: all, none, pending, since=TIME; by default
-    /// pending if outbox.pending is set, else all [env: WALRELAY_BACKLOG]
-    #[arg(long, value_name = "WHICH")]
-    pub backlog: Option<String>,
-    /// The most WAL that the slot may retain, such as 10GiB; no limit by default [env: WALRELAY_MAX_RETAINED_BYTES]
-    #[arg(long, value_name = "BYTES")]
-    pub max_retained_bytes: Option<String>,
-    /// The reaction to a slot that retains more; unready by default [env: WALRELAY_OVER_BUDGET]
-    #[arg(long, value_name = "WHAT")]
-    pub over_budget: Option<OverBudget>,
-    /// The destination of the records; kafka by default [env: WALRELAY_SINK]
-    #[arg(long, value_name = "SINK")]
-    pub sink: Option<SinkKind>,
-    /// The reaction to an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
-    #[arg(long, value_name = "WHAT")]
-    pub on_error: Option<OnError>,
-    /// The delivery guarantee; at-least-once by default [env: WALRELAY_GUARANTEE]
-    #[arg(long, value_name = "HOW")]
-    pub guarantee: Option<Guarantee>,
-    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
-    #[arg(long, value_name = "STORE")]
-    pub state_store: Option<StoreKind>,
-    /// The address of metrics and health; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub http: Option<String>,
-    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
-    #[arg(long, value_name = "DURATION")]
-    pub shutdown_timeout: Option<String>,
-    /// The format of log lines; text by default [env: WALRELAY_LOG_FORMAT]
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<LogFormat>,
-    /// The log filter, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
-    #[arg(long, value_name = "FILTER")]
-    pub log: Option<String>,
-}
-
-/// `setup`.
-#[derive(Debug, Args, Serialize)]
-pub struct SetupArgs {
-    /// Slot, database, file.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub common: Common,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
-    pub table: Option<String>,
-    /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
-    /// right to replicate nor a logical wal_level. auto is as slot [env: WALRELAY_MODE]
-    #[arg(long, value_name = "MODE")]
-    pub mode: Option<Mode>,
-    /// Create the table, too, if it does not exist
-    #[arg(long)]
-    pub create_table: bool,
-    /// Add a column for the inserting transaction, if the table has none: walrelay then knows exactly which rows are published
-    #[arg(long)]
-    pub add_xid_column: bool,
-    /// Change nothing; print the SQL for psql
-    #[arg(long)]
-    pub dry_run: bool,
-    /// The time limit of a statement: creating a slot waits for every open transaction
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
-    pub timeout: Duration,
-}
-
-/// `teardown`.
-#[derive(Debug, Args, Serialize)]
-pub struct TeardownArgs {
-    /// Slot, database, file.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub common: Common,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
-    /// Do not ask
-    #[arg(long)]
-    pub yes: bool,
-    /// Also drop a slot that a relay streams from (this ends the relay's session), or that has unrelayed events (no relay
-    /// will receive them from the slot)
-    #[arg(long)]
-    pub force: bool,
-    /// Keep the publication
-    #[arg(long)]
-    pub keep_publication: bool,
-}
-
-/// `status`.
-#[derive(Debug, Args)]
-pub struct StatusArgs {
-    /// Slot, database, file.
-    #[command(flatten)]
-    pub common: Common,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Repeat every SECS seconds
-    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub watch: Option<u64>,
-    /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
-    #[arg(long, value_name = "N", value_parser = bytes)]
-    pub max_lag_bytes: Option<u64>,
-    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it ten
-    /// or more
-    #[arg(long, value_name = "N")]
-    pub max_lag_seconds: Option<u64>,
 }
 
 const AFTER_HELP: &str = "\
@@ -280,50 +137,22 @@ Exit codes:
   70  a bug
 The relay retries without limit after a fault that can pass, such as an unreachable server.";
 
-const SETUP_HELP: &str = "\
+const CONFIG_HELP: &str = "\
 Examples:
-  walrelay setup --slot orders --create-table
-  walrelay setup --slot orders --table sales.outbox --add-xid-column
-  walrelay setup --slot orders --mode poll --add-xid-column
-  walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
-
-setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot.
+  walrelay config init --table sales.outbox --output walrelay.toml
+  walrelay config check --config walrelay.toml
+  walrelay config import connector.json --output walrelay.toml
 
 Exit codes:
-  0   all objects exist
-  2   the configuration is not valid
+  0   done, or `run` would take it
+  1   import: an option was left out that consumers may notice
+  2   a setting, an argument or a file is not valid
   10  Postgres cannot be reached (11: refuses)
-  12  the server does not fit, or creating the slot waited for transactions for longer than --timeout
-  14  a slot of this name does not fit
-  15  publication or table do not fit";
-
-const TEARDOWN_HELP: &str = "\
-Examples:
-  walrelay teardown --slot orders
-  walrelay teardown --slot orders --yes
-
-The stored position stays: a relay of a later slot of the same name first publishes the unpublished rows.
-
-Exit codes:
-  0   slot and publication are dropped
-  2   the configuration is not valid, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses, or another role owns the publication)
-  13  a relay streams from the slot
-  14  the slot has unrelayed events, or is not walrelay's
-  15  the publication has neither exactly one table nor exactly the tables of the configuration";
-
-const STATUS_HELP: &str = "\
-Examples:
-  walrelay status --slot orders
-  walrelay status --slot orders --json --max-lag-bytes 64MiB
-  walrelay status --slot orders --watch 5
-
-Exit codes:
-  0   healthy
-  1   no relay streams from the slot, the slot is lost or about to be, or a limit is exceeded
-  2   the configuration is not valid
-  10  Postgres cannot be reached (11: refuses)
-  14  the slot does not exist";
+  12  check: the server is not fit for logical replication
+  14  check: the slot is lost, or not ours
+  15  init, check: publication or table are not as events need them
+  20  check: the row cannot be routed
+Each command's own --help has more.";
 
 const DEMO_HELP: &str = "\
 Examples:
@@ -338,42 +167,101 @@ Exit codes:
   2   the flags are not valid
   4   Postgres' programs are missing";
 
-impl Common {
-    /// The settings that were typed.
-    pub fn flags(&self) -> Flags {
-        flags(self)
+/// Runs the command. The commands in an error's remedy get those of the `typed` flags that they take.
+///
+/// # Errors
+/// Those of the command. A closed standard output ends it without an error.
+pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<()> {
+    match done(&cli.command).await {
+        Ok(()) | Err(Failure::PipeClosed) => Ok(()),
+        Err(Failure::Error(error)) => {
+            let flags = relay_flags(typed);
+            Err(error.with_commands(|next| with_flags(next, &flags)))
+        }
     }
 }
 
-/// The settings among `args` that were typed: a field is named after its flag.
-pub(crate) fn flags(args: &impl Serialize) -> Flags {
-    let typed = serde_json::to_value(args).unwrap_or_default();
-    let keys = KEYS.iter().filter_map(|key| Some((key, key.flag?.replace('-', "_"))));
-    keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
+/// The typed flags that select the relay. The next command reads the environment by
+/// itself.
+fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
+    let mut command = typed;
+    while let Some((_, nested)) = command.subcommand() {
+        command = nested;
+    }
+    let value_of = |name: &str| {
+        let id = name.replace('-', "_");
+        command.try_get_raw(&id).ok()??.next()?.to_str()
+    };
+    let shows_password = |name: &str, value: &str| name == "database-url" && may_hold_password(value);
+    let all = ["config", "database-url", "slot", "publication", "table"].into_iter();
+    all.filter_map(|name| {
+        let value = value_of(name).filter(|value| !shows_password(name, value))?;
+        Some(Flag { name, value: Some(shell_word(value)) })
+    })
+    .collect()
 }
 
-fn put(flags: &mut Flags, path: &'static str, text: Option<&str>) {
-    flags.extend(text.map(|text| (path, text.to_owned())));
+/// `next` with those of `flags` that it takes, so that it concerns the same relay.
+fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
+    let mut root = Cli::command();
+    root.build();
+    let found = next.name().split(' ').try_fold(&root, |command, name| command.find_subcommand(name));
+    let takes = |flag: &Flag| {
+        found.is_some_and(|command| command.get_arguments().any(|argument| argument.get_long() == Some(flag.name)))
+    };
+    next.with_missing(flags.iter().filter(|flag| takes(flag)).cloned())
 }
 
-fn word(value: impl ValueEnum) -> Option<String> {
-    Some(value.to_possible_value()?.get_name().to_owned())
+async fn done(command: &Command) -> Outcome {
+    match command {
+        Command::Run(args) => run(args).await,
+        Command::Setup(args) => setup::setup(args).await,
+        Command::Teardown(args) => teardown::teardown(args).await,
+        Command::Status(args) => status::status(args).await,
+        Command::Cleanup(args) => cleanup::cleanup(args).await,
+        Command::Verify(args) => verify::verify(args).await,
+        Command::Replay(args) => Box::pin(replay::replay(args)).await,
+        Command::DeadLetters(command) => Box::pin(command.run()).await,
+        Command::Parked(command) => Box::pin(command.run()).await,
+        Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
+        Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
+        Command::Config(ConfigCommand::Import(args)) => import::import(args),
+        Command::Demo(options) => Ok(demo::run(options).await?),
+    }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let allowed = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
-    let duration = parse_duration(text).filter(|duration| allowed.contains(duration));
-    duration.ok_or_else(|| "write a duration up to 24h, such as 60s or 5m".to_owned())
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 16MiB".to_owned())
+async fn run(args: &RunArgs) -> Outcome {
+    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let config = config::config(&settings, args.adopt_slot)?;
+    logging::init(config.process.log_json, &config.process.log_filter)?;
+    for warning in config::warnings(&settings, &config) {
+        tracing::warn!("{warning}");
+    }
+    let stop = on_signals()?;
+    let telemetry = Telemetry::new(config.process.ready_within);
+    let pages = match config.process.http {
+        Some(addr) => Some(http::bind(addr).await?),
+        None => None,
+    };
+    let relay = relay::run(config, telemetry.clone(), stop);
+    match pages {
+        None => relay.await?,
+        Some(listener) => {
+            let serve = http::serve(listener, telemetry);
+            tokio::select! {
+                ended = Box::pin(relay) => ended?,
+                never = serve => match never {},
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use crate::config::layers::Flags;
+    use crate::config::model::KEYS;
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -393,19 +281,6 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn what_was_typed_becomes_settings() {
-        let typed =
-            ["walrelay", "run", "--slot", "orders", "--state-store", "slot", "--log-format", "json", "--http", "9464"];
-        let Command::Run(args) = Cli::try_parse_from(typed).unwrap().command else { panic!("not run") };
-        let flags = flags(&args.settings);
-        let read: Vec<_> = flags.iter().map(|(key, text)| (*key, text.as_str())).collect();
-        assert_eq!(
-            read,
-            [("http.listen", "9464"), ("log.format", "json"), ("slot.name", "orders"), ("state.store", "slot")]
-        );
     }
 
     #[test]
@@ -469,7 +344,6 @@ mod tests {
         }
     }
 
-    /// Every command, by its names.
     fn commands() -> Vec<clap::Command> {
         let mut command = Cli::command();
         command.build();
@@ -497,27 +371,6 @@ mod tests {
             let rendered = command.clone().term_width(COLUMNS).render_help().to_string();
             assert!(rendered.contains(examples), "{name}: wrapped in\n{rendered}");
         }
-    }
-
-    #[test]
-    fn a_command_has_no_flag_that_means_nothing_to_it() {
-        let command = Cli::command();
-        let has = |name: &str, flag: &str| {
-            let command = command.find_subcommand(name).unwrap();
-            command.get_arguments().any(|argument| argument.get_long() == Some(flag))
-        };
-        let of_run =
-            ["mode", "on-slot-loss", "backlog", "max-retained-bytes", "over-budget", "http", "log", "log-format"];
-        for name in ["verify", "replay"] {
-            for flag in of_run {
-                assert!(has("run", flag) && !has(name, flag), "{name} --{flag}");
-            }
-            assert!(
-                ["slot", "database-url", "config", "brokers", "table"].iter().all(|flag| has(name, flag)),
-                "{name}"
-            );
-        }
-        assert!(has("replay", "shutdown-timeout") && !has("verify", "shutdown-timeout") && has("setup", "mode"));
     }
 
     #[test]
@@ -557,5 +410,56 @@ mod tests {
         A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
         the first of these counts.
         "#);
+    }
+
+    fn flags_of(line: &[&str]) -> Vec<Flag> {
+        relay_flags(&Cli::command().try_get_matches_from(line).unwrap())
+    }
+
+    #[test]
+    fn the_next_command_has_the_flags_of_this_one() {
+        let line = [
+            "walrelay",
+            "setup",
+            "--config",
+            "my file.toml",
+            "--slot",
+            "a",
+            "--publication",
+            "p",
+            "--table",
+            "s.\"T\"",
+        ];
+        let flags = flags_of(&line);
+        for (next, expected) in [
+            (
+                NextCommand::new("setup").flag("create-table"),
+                "walrelay setup --config 'my file.toml' --slot a --publication p --table 's.\"T\"' --create-table",
+            ),
+            (
+                NextCommand::new("setup").option("slot", "b").option("table", "c"),
+                "walrelay setup --config 'my file.toml' --publication p --slot b --table c",
+            ),
+            (
+                NextCommand::new("teardown").option("slot", "a").flag("force"),
+                "walrelay teardown --config 'my file.toml' --publication p --slot a --force",
+            ),
+            (NextCommand::new("parked list"), "walrelay parked list --config 'my file.toml' --slot a"),
+            (NextCommand::new("dead-letters list"), "walrelay dead-letters list --config 'my file.toml' --slot a"),
+        ] {
+            assert_eq!(with_flags(next, &flags).to_string(), expected);
+        }
+        assert_eq!(
+            with_flags(NextCommand::new("status"), &flags_of(&["walrelay", "demo"])).to_string(),
+            "walrelay status"
+        );
+    }
+
+    #[test]
+    fn a_url_is_repeated_unless_it_has_a_password() {
+        let repeats = |url: &str| !flags_of(&["walrelay", "parked", "list", "--database-url", url]).is_empty();
+        assert!(repeats("postgres://me@db/shop"));
+        assert!(!repeats("postgres://me:canary@db/shop") && !repeats("host=db password=canary"));
+        assert!(!repeats("postgres://me:c%61nary@db/shop"));
     }
 }

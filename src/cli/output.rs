@@ -10,12 +10,11 @@ use serde::Serialize;
 use crate::error::{Error, Kind, Result};
 
 /// The time between two messages about the progress of a command.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// The reason for the early end of a command.
 #[derive(Debug)]
-pub enum Failure {
-    /// An error.
+pub(crate) enum Failure {
     Error(Error),
     /// The reader of its output has ended, as in `walrelay status --watch | head -1`: not a fault.
     PipeClosed,
@@ -27,15 +26,11 @@ impl From<Error> for Failure {
     }
 }
 
-/// The result of a command.
-pub type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// Prints `text` to standard output. After the end of the reader, this does nothing: the command goes on, and its exit code
+/// Prints `text` to standard output. Does nothing after the end of the reader: the command goes on, and its exit code
 /// stays the same.
-///
-/// # Errors
-/// [`Kind::Prerequisite`] if standard output cannot be written, as on a full disk.
-pub fn print(text: &str) -> Outcome {
+pub(crate) fn print(text: &str) -> Outcome {
     match print_to_reader(text) {
         Err(Failure::PipeClosed) => Ok(()),
         printed => printed,
@@ -43,10 +38,7 @@ pub fn print(text: &str) -> Outcome {
 }
 
 /// As [`print()`], for a command that only prints and has no end of its own.
-///
-/// # Errors
-/// As [`print()`], and [`Failure::PipeClosed`].
-pub fn print_to_reader(text: &str) -> Outcome {
+pub(crate) fn print_to_reader(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|error| {
@@ -57,35 +49,22 @@ pub fn print_to_reader(text: &str) -> Outcome {
     })
 }
 
-/// Prints `text` and a line feed.
-///
-/// # Errors
-/// As [`print()`].
-pub fn print_line(text: impl std::fmt::Display) -> Outcome {
+pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }
 
 /// Prints a value as JSON on several lines.
-///
-/// # Errors
-/// As [`print()`], and [`Kind::Bug`] if the value cannot be JSON.
-pub fn print_json(value: &impl Serialize) -> Outcome {
+pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
 }
 
 /// Prints `value` as JSON if `is_json`, else `text`.
-///
-/// # Errors
-/// As [`print_json`].
-pub fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcome {
+pub(crate) fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcome {
     if is_json { print_json(value) } else { print(text) }
 }
 
 /// A value as JSON on one line.
-///
-/// # Errors
-/// [`Kind::Bug`] if the value cannot be JSON.
-pub fn json_line(value: &impl Serialize) -> Result<String, Error> {
+pub(crate) fn json_line(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(no_json)
 }
 
@@ -94,10 +73,7 @@ fn no_json(error: serde_json::Error) -> Error {
 }
 
 /// Writes `text` into a file. Replaces an existing file only with `force`.
-///
-/// # Errors
-/// [`Kind::Config`] if the file exists, [`Kind::Prerequisite`] if it cannot be written.
-pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
+pub(crate) fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     let mut options = OpenOptions::new();
     options.write(true);
     if force {
@@ -116,22 +92,19 @@ pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     })
 }
 
-/// `text` as one word of a shell.
-pub fn shell_word(text: &str) -> String {
+pub(crate) fn shell_word(text: &str) -> String {
     match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
         true => text.to_owned(),
         false => format!("'{}'", text.replace('\'', "'\\''")),
     }
 }
 
-/// Prints a line to standard error.
-pub fn note(text: impl std::fmt::Display) {
+pub(crate) fn note(text: impl std::fmt::Display) {
     // A fault of standard error cannot be reported.
     writeln!(io::stderr().lock(), "{text}").unwrap_or_default();
 }
 
-/// Prints warnings to standard error.
-pub fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
+pub(crate) fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
         note(format_args!("warning: {warning}"));
     }
@@ -139,20 +112,20 @@ pub fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
 
 /// Prints the progress of a command to standard error, at most every five seconds.
 #[derive(Debug)]
-pub struct Teller {
-    said: Instant,
+pub(crate) struct ProgressReporter {
+    last: Instant,
 }
 
-impl Teller {
+impl ProgressReporter {
     /// Prints nothing for the first five seconds.
-    pub(in crate::cli) fn new() -> Teller {
-        Teller { said: Instant::now() }
+    pub(crate) fn new() -> ProgressReporter {
+        ProgressReporter { last: Instant::now() }
     }
 
     /// Prints `text`, unless the last message is too recent.
-    pub fn tell(&mut self, text: impl FnOnce() -> String) {
-        if self.said.elapsed() >= SAY_EVERY {
-            self.said = Instant::now();
+    pub(crate) fn report(&mut self, text: impl FnOnce() -> String) {
+        if self.last.elapsed() >= PROGRESS_EVERY {
+            self.last = Instant::now();
             note(text());
         }
     }
@@ -170,15 +143,11 @@ pub fn error_lines(error: &Error) -> String {
 
 /// The longest wait for an answer while a session or transaction is open.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// The remedy without a yes.
 const ASK_AGAIN: &str = "repeat the command and answer y, or add --yes";
 
 /// Shows a plan and asks for its confirmation, unless `--yes` gave it. With JSON output, the plan goes to the person who is
 /// asked. `otherwise` is the state without an answer.
-///
-/// # Errors
-/// As [`confirm`], and those of [`print()`].
-pub async fn shown_and_confirmed(
+pub(crate) async fn shown_and_confirmed(
     text: &str,
     is_json: bool,
     is_confirmed: bool,
@@ -194,10 +163,7 @@ pub async fn shown_and_confirmed(
 }
 
 /// Asks `question` and waits for the answer. Only `y` and `yes` mean yes. `otherwise` is the state without an answer.
-///
-/// # Errors
-/// [`Kind::Config`] if there is no terminal, no answer in ten minutes, or another answer.
-pub async fn confirm(question: String, otherwise: &str) -> Result<()> {
+pub(crate) async fn confirm(question: String, otherwise: &str) -> Result<()> {
     let asked = tokio::task::spawn_blocking(move || asked(&question));
     match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
         Ok(answer) => judged(&answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))??),
@@ -228,9 +194,94 @@ fn judged(answer: &str) -> Result<()> {
     }
 }
 
+/// A time in the form of RFC 3339.
+pub(crate) fn time(ms: i64) -> Option<String> {
+    jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
+}
+
+/// The age for people, as one number. A time in the future gives `0s`.
+pub(crate) fn age(ms: i64, now_ms: i64) -> String {
+    let seconds = now_ms.saturating_sub(ms).max(0) / 1_000;
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// Text for a cell or a line: escaped like a name in a log, but for quotes, and at most `chars` long.
+pub(crate) fn cell(bytes: &[u8], chars: usize) -> String {
+    let head = bytes.get(..(chars + 1).saturating_mul(4)).unwrap_or(bytes);
+    let text: String = String::from_utf8_lossy(head).chars().flat_map(escaped).collect();
+    cut(&text, chars)
+}
+
+/// As `char::escape_debug`, but for quotes and backslashes.
+fn escaped(character: char) -> Vec<char> {
+    match character {
+        '"' | '\'' | '\\' => vec![character],
+        _ => character.escape_debug().collect(),
+    }
+}
+
+/// At most `chars` of a text; `…` stands for the rest.
+pub(crate) fn cut(text: &str, chars: usize) -> String {
+    if text.chars().count() <= chars {
+        return text.to_owned();
+    }
+    let mut head: String = text.chars().take(chars.saturating_sub(1)).collect();
+    head.push('…');
+    head
+}
+
+/// Rows under each other, cells in line. The last cell of a row may have any length. Control characters become spaces:
+/// each row stays one line.
+pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
+    let width =
+        |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.chars().count()).max();
+    let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
+    let line = |row: &[String]| {
+        let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
+        let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
+        cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
+    };
+    rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
+}
+
+/// Rows under a heading; the heading has their number if `count` is larger.
+pub(crate) fn listed<R: AsRef<[String]>>(heading: &str, count: u64, rows: &[R]) -> String {
+    let shown = rows.len() as u64;
+    let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
+    format!("\n{heading}{of}\n{}\n", aligned(rows))
+}
+
+pub(crate) fn notes(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("note: {}\n", note.replace(char::is_control, " "))).collect()
+}
+
+/// Rows under each other, cells in line, lines cut to `width`.
+pub(crate) fn table<R: AsRef<[String]>>(rows: &[R], width: Option<usize>) -> String {
+    let lines = aligned(rows);
+    lines.lines().map(|line| cut(line, width.unwrap_or(usize::MAX))).collect::<Vec<_>>().join("\n")
+}
+
+/// The width of the terminal; none if standard output is not a terminal.
+pub(crate) fn width() -> Option<usize> {
+    let is_terminal = std::io::stdout().is_terminal();
+    is_terminal.then(|| terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0.max(40))))
+}
+
+pub(crate) fn counted(count: u64, one: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOON_MS: i64 = 1_772_366_400_000;
 
     #[test]
     fn a_file_that_exists_is_written_with_force_only() {
@@ -265,5 +316,28 @@ mod tests {
         for no in ["", "n\n", "yep\n"] {
             assert!(judged(no).unwrap_err().what_to_do().unwrap().contains("--yes"), "{no}");
         }
+    }
+
+    #[test]
+    fn ages_are_one_number() {
+        assert_eq!(time(NOON_MS).unwrap(), "2026-03-01T12:00:00.000Z");
+        let age = |seconds: i64| age(NOON_MS - seconds * 1_000, NOON_MS);
+        let ages = [-5, 0, 119, 120, 7_199, 7_200, 172_799, 172_800].map(age);
+        assert_eq!(ages, ["0s", "0s", "119s", "2m", "119m", "2h", "47h", "2d"]);
+    }
+
+    #[test]
+    fn a_cell_is_harmless_and_no_longer_than_it_may_be() {
+        assert_eq!(cell(b"a \"b\" 'c'", 20), "a \"b\" 'c'");
+        assert_eq!(cell(b"\xff\x1b[2J\n\0", 20), "\u{fffd}\\u{1b}[2J\\n\\0");
+        assert_eq!(cell(&vec![b'x'; 1 << 20], 4), "xxx…");
+        assert_eq!((cut("größe", 5).as_str(), cut("größe", 4).as_str()), ("größe", "grö…"));
+    }
+
+    #[test]
+    fn rows_line_up_stay_lines_and_fit_the_terminal() {
+        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows, None), "a          b   c\nlong name      d e\nx          yy");
+        assert_eq!(table(&rows, Some(8)), "a      …\nlong na…\nx      …");
     }
 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use crate::cli::load::Loaded;
-use crate::cli::output::shown_and_confirmed;
-use crate::cli::output::{Outcome, Teller, note, print_json, print_line, print_report, warn};
-use crate::cli::text::{aligned, counted, listed, notes};
-use crate::cli::verify::range;
-use crate::cli::{RelaySettings, flags, put};
-use crate::config::layers::Flags;
+use crate::cli::config::{self, RelaySettings, flags};
+use crate::cli::output::{
+    Outcome, ProgressReporter, aligned, counted, listed, note, notes, print_json, print_line, print_report,
+    shown_and_confirmed, warn,
+};
+use crate::cli::sql::Range;
+use crate::config::layers::Settings;
 use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
@@ -22,12 +22,11 @@ use crate::relay::stop::on_signals;
 use crate::replay::{Ended, Published, Replay, Survey, Wanted};
 use crate::sink::AnySink;
 
-/// `replay`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 #[command(group = ArgGroup::new("rows").required(true).multiple(true))]
-pub struct ReplayArgs {
-    /// The relay; with several outboxes, --table selects one.
+pub(crate) struct ReplayArgs {
     #[command(flatten)]
+    #[serde(flatten)]
     pub settings: RelaySettings,
     /// Rows with one of these ids; can be repeated
     #[arg(long, value_name = "VALUE", num_args = 1.., group = "rows")]
@@ -59,14 +58,6 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-impl ReplayArgs {
-    fn flags(&self) -> Flags {
-        let mut flags = flags(&self.settings);
-        put(&mut flags, "shutdown.timeout", self.shutdown_timeout.as_deref());
-        flags
-    }
-}
-
 pub(super) const HELP: &str = "\
 Examples:
   walrelay replay --config walrelay.toml \\
@@ -89,20 +80,13 @@ Exit codes:
   20  a row cannot be routed, and none was published (21: Kafka refuses one)
   30  Kafka cannot be reached (31: refuses)";
 
-/// The time limit of the question which topics exist.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shows the plan, asks, and publishes. Changes nothing in the database.
-///
-/// # Errors
-/// [`Kind::NothingMatched`] if no row matches; [`Kind::Config`] for a condition that does not fit, and without a
-/// confirmation; [`Kind::Event`] if a row cannot be routed, before anything is published; [`Kind::ShutdownTimeout`] after a
-/// signal; those of Postgres and Kafka.
-pub async fn replay(args: &ReplayArgs) -> Outcome {
-    let (loaded, config) = configured(args)?;
-    warn(loaded.warnings(&config));
+pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
+    let (settings, config) = configured(args)?;
+    warn(config::warnings(&settings, &config));
     let reader = Reader::connect(&config.source.database, "walrelay replay").await?;
-    let range = range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
+    let range = Range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let wanted = Wanted {
         ids: args.id.clone(),
         aggregates: args.aggregate.clone(),
@@ -111,9 +95,10 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
         sql: args.condition.clone(),
     };
     let mut replay = Replay::open(&config, reader, &wanted).await?;
-    let mut teller = Teller::new();
-    let survey =
-        replay.survey(&mut |table, read, of| teller.tell(|| format!("reading {table}: {read} of {of} rows"))).await?;
+    let mut reporter = ProgressReporter::new();
+    let survey = replay
+        .survey(&mut |table, read, of| reporter.report(|| format!("reading {table}: {read} of {of} rows")))
+        .await?;
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
     let mut report = Report::new(survey, args.dry_run);
     report.notes.extend(replay.notes().iter().cloned());
@@ -133,11 +118,11 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     let question = format!("Publish {} again?", report.rows());
     shown_and_confirmed(&report.text(), args.json, args.yes, question, "nothing was published").await?;
     let stop = on_signals()?;
-    let mut teller = Teller::new();
+    let mut reporter = ProgressReporter::new();
     let (published, ended) = replay
         .publish(sink, stop, &mut |published, of, answers| {
             let silent = if answers { "" } else { "; Kafka does not answer" };
-            teller.tell(|| format!("published {} of {of} rows{silent}", published.acked));
+            reporter.report(|| format!("published {} of {of} rows{silent}", published.acked));
         })
         .await;
     report.published(published);
@@ -146,47 +131,45 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     }
     match ended {
         Ok(Ended::All) if args.json => Ok(()),
-        Ok(Ended::All) => print_line(report.said()),
+        Ok(Ended::All) => print_line(report.result()),
         Ok(Ended::Stopped) => Err(report.stopped().into()),
         Err(error) => {
-            note(report.said());
+            note(report.result());
             Err(error.into())
         }
     }
 }
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.
-fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
+fn configured(args: &ReplayArgs) -> Result<(Settings, Config)> {
     let file = args.settings.common.config.as_deref();
-    let mut flags = args.flags();
-    let named = flags.remove("outbox.table");
-    let mut loaded = Loaded::new(&flags, file)?;
-    let Some(named) = named.filter(|_| loaded.settings.has_several_outboxes()) else {
-        loaded = Loaded::new(&args.flags(), file)?;
-        let config = loaded.config(false)?;
-        return Ok((loaded, config));
+    let mut typed = flags(args);
+    let named = typed.remove("outbox.table");
+    let settings = config::settings(&typed, file)?;
+    let Some(named) = named.filter(|_| settings.has_several_outboxes()) else {
+        let settings = config::settings(&flags(args), file)?;
+        let config = config::config(&settings, false)?;
+        return Ok((settings, config));
     };
     let refused = |cause: String| {
         Error::new(Kind::Config, format!("--table: {cause}")).remedy("name one of the tables as the file writes it")
     };
     let table: TableName = named.parse().map_err(|_| refused("this is not a table name".to_owned()))?;
-    let mut config = loaded.config(false)?;
+    let mut config = config::config(&settings, false)?;
     config.outboxes.retain(|outbox| outbox.source.table() == Some(&table));
     if config.outboxes.is_empty() {
         return Err(refused(format!("none of the outboxes is {table}")));
     }
-    Ok((loaded, config))
+    Ok((settings, config))
 }
 
-/// What was found, and what came of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     dry_run: bool,
     #[serde(flatten)]
     survey: Survey,
-    /// How many of the rows were acked.
     published: u64,
-    /// The last that was acked with all before it.
+    /// The last row before which all are acked.
     up_to: Option<UpTo>,
     notes: Vec<String>,
 }
@@ -198,24 +181,20 @@ struct UpTo {
 }
 
 impl Report {
-    /// Before anything is published.
-    pub fn new(survey: Survey, dry_run: bool) -> Report {
+    pub(crate) fn new(survey: Survey, dry_run: bool) -> Report {
         Report { dry_run, survey, ..Report::default() }
     }
 
-    /// Takes what was published.
-    pub fn published(&mut self, published: Published) {
+    pub(crate) fn published(&mut self, published: Published) {
         self.published = published.acked;
         self.up_to = published.up_to.map(|(outbox, id)| UpTo { outbox, id });
     }
 
-    /// `1 row`, `2 rows`.
-    pub fn rows(&self) -> String {
+    pub(crate) fn rows(&self) -> String {
         counted(self.survey.rows, "row")
     }
 
-    /// The error if nothing can be published.
-    pub fn fault(&mut self, wanted: &Wanted) -> Option<Error> {
+    pub(crate) fn fault(&mut self, wanted: &Wanted) -> Option<Error> {
         if self.survey.rows == 0 {
             let error = Error::new(Kind::NothingMatched, "no row matches");
             return Some(error.remedy("a row has to match all conditions; replay cannot publish deleted rows"));
@@ -232,8 +211,7 @@ impl Report {
         })
     }
 
-    /// What was published, in one line.
-    pub fn said(&self) -> String {
+    pub(crate) fn result(&self) -> String {
         let (published, rows) = (self.published, self.survey.rows);
         if published == rows {
             return format!("Published {} again.", self.rows());
@@ -245,17 +223,15 @@ impl Report {
         format!("{published} of {} were published{}.", self.rows(), up_to.unwrap_or_default())
     }
 
-    /// The error after a signal.
-    pub fn stopped(&self) -> Error {
-        let said = self.said();
-        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", said.trim_end_matches('.'))).remedy(
+    pub(crate) fn stopped(&self) -> Error {
+        let result = self.result();
+        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", result.trim_end_matches('.'))).remedy(
             "to publish the rest, repeat the command with a --where that selects the rows after that one; a row that is published \
              twice has the same id twice",
         )
     }
 
-    /// For people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()).to_string());
         let plain = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
         let mut tables = vec![["outbox", "rows", "first", "last", "from", "to", "order"].map(str::to_owned)];
@@ -358,10 +334,10 @@ mod tests {
         assert!(report.fault(&Wanted::default()).is_none());
         let up_to = |id: &str| Some(("public.outbox".to_owned(), id.to_owned()));
         report.published(Published { taken: 9, acked: 7, up_to: up_to("a-5") });
-        assert_eq!(report.said(), "7 of 12 rows were published; all up to row \"a-5\" of public.outbox are.");
+        assert_eq!(report.result(), "7 of 12 rows were published; all up to row \"a-5\" of public.outbox are.");
         assert_eq!(report.stopped().kind(), Kind::ShutdownTimeout);
         report.published(Published { taken: 12, acked: 12, up_to: up_to("a-9") });
-        assert_eq!(report.said(), "Published 12 rows again.");
+        assert_eq!(report.result(), "Published 12 rows again.");
     }
 
     #[test]

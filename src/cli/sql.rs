@@ -1,52 +1,45 @@
-//! SQL for the commands: a session, and templates that take names. Every name is quoted (P11).
+//! SQL for the commands: a session, templates that take names, and ranges of times. Every name is quoted (P11).
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{Client, Row, SimpleQueryMessage};
 
-use crate::config::TableName;
+use crate::config::unit::parse_duration;
+use crate::config::{OutboxConfig, TableName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::SqlSession;
+use crate::suggest::ordering;
 
 /// A session for one command.
 #[derive(Debug)]
-pub struct Session(SqlSession);
+pub(crate) struct Session(SqlSession);
 
 impl Session {
     /// Opens it; `command` is what the server shows as `application_name`.
-    ///
-    /// # Errors
-    /// As [`SqlSession::connect`].
-    pub async fn connect(database: &ConnInfo, command: &str) -> Result<Session> {
+    pub(crate) async fn connect(database: &ConnInfo, command: &str) -> Result<Session> {
         Ok(Session(SqlSession::connect(database, &format!("walrelay {command}")).await?))
     }
 
-    /// The client itself, for whoever asks in a way of his own.
-    pub fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         self.0.client()
     }
 
     /// The one row of `sql`, or none. `what` follows "while" in errors.
-    ///
-    /// # Errors
-    /// [`fault::sql`]'s; more than one row is a [`Kind::Bug`].
-    pub async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
+    pub(crate) async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
         self.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
     /// All rows of `sql`.
-    ///
-    /// # Errors
-    /// [`fault::sql`]'s.
-    pub async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+    pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
         self.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
     /// All rows of `sql` as text, as the stream would print them: a cast to text would not (`true` for `t`).
-    pub(in crate::cli) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
+    pub(crate) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
         let messages = self.client().simple_query(sql).await?;
         let rows = messages
             .iter()
@@ -55,45 +48,36 @@ impl Session {
     }
 
     /// Runs statements that give nothing back.
-    ///
-    /// # Errors
-    /// [`fault::sql`]'s.
-    pub async fn run(&self, what: &str, sql: &str) -> Result<()> {
+    pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
         self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 }
 
 /// Whether an error is about a value that was given: class 22, data exception.
-pub(in crate::cli) fn is_about_value(code: &SqlState) -> bool {
+pub(crate) fn is_about_value(code: &SqlState) -> bool {
     code.code().starts_with("22")
 }
 
 /// A column of a row, by name.
-///
-/// # Errors
-/// [`Kind::Bug`]: the queries are ours, so it is there and of its type.
-pub fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> {
+pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> {
     row.try_get(name).map_err(|error| Error::new(Kind::Bug, format!("column {name} of a query of ours: {error}")))
 }
 
 /// The table's DDL: the first migration.
-pub const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
-/// The publication.
-pub const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
+pub(crate) const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
+pub(crate) const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
 /// The publication where only messages are relayed.
-pub const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
-/// Its end.
-pub const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
+pub(crate) const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
+pub(crate) const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
 /// The slot, before Postgres 17.
-pub const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
+pub(crate) const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
 /// The slot, with failover.
-pub const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
-/// Its end.
-pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
+pub(crate) const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
+pub(crate) const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
 
 /// What a placeholder stands for.
 #[derive(Debug, Clone, Copy)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     /// A name, put in as a quoted identifier.
     Name(&'a str),
     /// A table, put in with its schema.
@@ -105,10 +89,7 @@ pub enum Value<'a> {
 }
 
 /// `template` with every `{placeholder}` replaced by its quoted value. What is put in is not looked at again.
-///
-/// # Errors
-/// [`Kind::Bug`] for a placeholder without a value, [`Kind::Config`] for a value that cannot be quoted.
-pub fn fill(template: &str, values: &[(&str, Value<'_>)]) -> Result<String> {
+pub(crate) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> Result<String> {
     let mut sql = String::with_capacity(template.len());
     let mut rest = template;
     while let Some((before, after)) = rest.split_once('{') {
@@ -145,6 +126,114 @@ fn quoted(value: Value<'_>) -> Result<String> {
     }
 }
 
+/// A range of times; both ends may be open.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// The first, as Postgres writes it.
+    pub since: Option<String>,
+    /// The first behind it.
+    pub until: Option<String>,
+    /// The first, in milliseconds since the Unix epoch.
+    pub since_ms: Option<i64>,
+}
+
+impl Range {
+    /// Reads both ends as the server does.
+    pub(crate) async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
+        let since = moment(client, "--since", since).await?;
+        let until = moment(client, "--until", until).await?;
+        if let (Some(since), Some(until)) = (&since, &until) {
+            not_empty(since, until)?;
+        }
+        let since_ms = since.as_ref().map(|since| since.ms);
+        Ok(Range { since: since.map(|since| since.text), until: until.map(|until| until.text), since_ms })
+    }
+
+    /// The condition on rows, `true` where there is no range.
+    pub(crate) fn condition(&self, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<String> {
+        let ends = [(&self.since, ">="), (&self.until, "<")];
+        if ends.iter().all(|(end, _)| end.is_none()) {
+            return Ok("true".to_owned());
+        }
+        let time = time(outbox, name, table)?;
+        let column = quote_ident(&time.name)?;
+        let condition = |(end, compared): (&Option<String>, &str)| {
+            let Some(end) = end else { return Ok(None) };
+            let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
+            // Without a zone it is taken to be UTC, in which the session is.
+            let end = if time.base.name == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
+            Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
+        };
+        let conditions: Vec<String> =
+            ends.into_iter().filter_map(|end| condition(end).transpose()).collect::<Result<_>>()?;
+        Ok(conditions.join(" and "))
+    }
+
+    /// From when on records are to be read, in milliseconds since the Unix epoch, with clocks that may be `apart_ms` apart.
+    /// None where that is before there could be any.
+    pub(crate) fn records_since_ms(&self, apart_ms: i64) -> Option<i64> {
+        self.since_ms.map(|since_ms| since_ms.saturating_sub(apart_ms)).filter(|since_ms| *since_ms > 0)
+    }
+}
+
+/// An end of the range.
+struct Moment {
+    /// As Postgres writes it.
+    text: String,
+    /// Milliseconds since the Unix epoch.
+    ms: i64,
+}
+
+/// Whether there is a moment in between: a duration is so long ago, so that the longer one comes first.
+fn not_empty(since: &Moment, until: &Moment) -> Result<()> {
+    if since.ms < until.ms || since.ms == until.ms && since.text != until.text {
+        return Ok(());
+    }
+    let cause = format!("--since is {}, and --until, {}, is not later: the range is empty", since.text, until.text);
+    Err(Error::new(Kind::Config, cause)
+        .remedy("give --since the earlier time; a duration is an age, as in --since 2h --until 1h"))
+}
+
+async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Option<Moment>> {
+    const DOING: &str = "reading a time";
+    let Some(given) = given else { return Ok(None) };
+    let time = match parse_duration(given) {
+        Some(ago) => format!("pg_catalog.now() - pg_catalog.make_interval(secs => {})", ago.as_secs_f64()),
+        None => format!("{}::pg_catalog.timestamptz", quote_literal(given)?),
+    };
+    let sql = format!(
+        "select time::text, (extract(epoch from time) * 1000)::int8 from (select {time} as time) moment \
+         where pg_catalog.isfinite(time)"
+    );
+    let refused = || {
+        let cause = format!("{flag}: this is neither a timestamp as SQL reads it nor a duration");
+        Error::new(Kind::Config, cause).remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
+    };
+    match client.query_opt(&sql, &[]).await {
+        Ok(Some(row)) => {
+            let unreadable = |error| Error::new(Kind::Bug, format!("a time of a query of ours: {error}"));
+            Ok(Some(Moment { text: row.try_get(0).map_err(unreadable)?, ms: row.try_get(1).map_err(unreadable)? }))
+        }
+        Ok(None) => Err(refused()),
+        Err(error) if error.code().is_some_and(is_about_value) => Err(refused()),
+        Err(error) => Err(fault::sql(While::Querying(DOING), &error)),
+    }
+}
+
+fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
+    let Some(wanted) = outbox.upkeep.time.as_deref() else {
+        return table.time_column().or_else(|| ordering(&table.columns)).ok_or_else(|| {
+            let cause = format!("--since and --until: no column of {name} is known to have the time of its rows");
+            Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
+        });
+    };
+    table.column(wanted).filter(|column| column.is_timestamp()).ok_or_else(|| {
+        let what = if table.column(wanted).is_some() { "is not a timestamp" } else { "does not exist" };
+        let cause = format!("outbox.time: column {wanted} of {name} {what}");
+        Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,20 +252,76 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_is_not_filled_again() {
+    fn placeholders_are_filled_once_and_other_braces_stay() {
         let values = [("a", Value::Name("{b}")), ("b", Value::Name("x"))];
         assert_eq!(fill("{a} {b}", &values).unwrap(), r#""{b}" "x""#);
-    }
-
-    #[test]
-    fn a_brace_that_is_no_placeholder_stays() {
         assert_eq!(fill("~ '{1,200}' {", &[]).unwrap(), "~ '{1,200}' {");
-    }
-
-    #[test]
-    fn a_placeholder_without_a_value_and_a_value_with_nul_are_refused() {
         assert_eq!(fill("{a}", &[]).unwrap_err().kind(), Kind::Bug);
         assert!(fill("{a}", &[("a", Value::Name("x\0y"))]).is_err());
         assert!(fill("{a}", &[("a", Value::Text("x\0y"))]).is_err());
+    }
+
+    fn table(columns: &[(&str, &str)]) -> Table {
+        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+        Table { kind: "r".to_owned(), columns, ..Table::default() }
+    }
+
+    fn range(since: Option<&str>, until: Option<&str>) -> Range {
+        Range { since: since.map(str::to_owned), until: until.map(str::to_owned), since_ms: None }
+    }
+
+    fn made(range: &Range, time: Option<&str>, columns: &[(&str, &str)]) -> Result<String> {
+        let mut outbox = OutboxConfig::default();
+        outbox.upkeep.time = time.map(str::to_owned);
+        range.condition(&outbox, &TableName::debezium(), &table(columns))
+    }
+
+    #[test]
+    fn an_end_that_is_not_behind_the_beginning_is_refused() {
+        let at = |text: &str, ms| Moment { text: text.to_owned(), ms };
+        let (early, late) = (at("a", 1), at("b", 2));
+        assert!(not_empty(&early, &late).is_ok());
+        // Less than a millisecond apart.
+        assert!(not_empty(&early, &at("a1", 1)).is_ok());
+        for (since, until) in [(&late, &early), (&early, &early)] {
+            let error = not_empty(since, until).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.cause().contains("is not later"), "{error}");
+        }
+    }
+
+    #[test]
+    fn records_have_no_time_before_the_epoch() {
+        let since = |since_ms| Range { since_ms, ..Range::default() }.records_since_ms(10);
+        assert_eq!([since(None), since(Some(15)), since(Some(10)), since(Some(i64::MIN))], [None, Some(5), None, None]);
+    }
+
+    #[test]
+    fn the_surest_time_counts_and_one_that_is_named_before_all() {
+        let columns = [("occurred_at", "timestamp"), ("created_at", "timestamptz"), ("At", "timestamptz")];
+        assert_eq!(made(&Range::default(), None, &[]).unwrap(), "true");
+        let since = range(Some("2026"), None);
+        assert_eq!(made(&since, None, &columns).unwrap(), "\"created_at\" >= '2026'::pg_catalog.timestamptz");
+        let both = range(Some("a"), Some("b"));
+        assert_eq!(
+            made(&both, None, &columns[..1]).unwrap(),
+            "\"occurred_at\" >= ('a'::pg_catalog.timestamptz at time zone 'UTC') and \
+             \"occurred_at\" < ('b'::pg_catalog.timestamptz at time zone 'UTC')"
+        );
+        assert_eq!(made(&since, Some("At"), &columns).unwrap(), "\"At\" >= '2026'::pg_catalog.timestamptz");
+        assert!(made(&since, None, &[("event_time", "timestamptz")]).unwrap().starts_with("\"event_time\""));
+    }
+
+    #[test]
+    fn a_range_without_a_time_is_an_error_that_says_so() {
+        let since = range(Some("2026"), None);
+        for (time, columns, expected) in [
+            (None, &[("created_at", "text")][..], "no column of public.outbox is known"),
+            (Some("nope"), &[("created_at", "timestamptz")], "column nope of public.outbox does not exist"),
+            (Some("id"), &[("id", "int8")], "column id of public.outbox is not a timestamp"),
+        ] {
+            let error = made(&since, time, columns).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(error.cause().contains(expected) && error.what_to_do().is_some(), "{error}");
+        }
     }
 }

@@ -5,19 +5,18 @@ use std::fmt::Display;
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
-use crate::cli::StatusArgs;
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, json_line, print_line, print_to_reader, warn};
+use crate::cli::config::{self, Common, flags};
+use crate::cli::output::{Outcome, aligned, counted, json_line, print_line, print_to_reader, warn};
 use crate::cli::sql::Session;
-use crate::cli::text::{aligned, counted};
 use crate::cli::undelivered::parked::Waiting;
 use crate::clock::now_us;
 use crate::config::SlotName;
-use crate::config::unit::human_bytes;
+use crate::config::unit::{human_bytes, parse_bytes};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
@@ -33,16 +32,43 @@ const REDRAW: &str = "\x1b[H\x1b[2J";
 /// The pause before the next look, while one look cannot tell whether the lag is over its limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub common: Common,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Repeat every SECS seconds
+    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub watch: Option<u64>,
+    /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
+    #[arg(long, value_name = "N", value_parser = parsed_bytes)]
+    pub max_lag_bytes: Option<u64>,
+    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it ten
+    /// or more
+    #[arg(long, value_name = "N")]
+    pub max_lag_seconds: Option<u64>,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay status --slot orders
+  walrelay status --slot orders --json --max-lag-bytes 64MiB
+  walrelay status --slot orders --watch 5
+
+Exit codes:
+  0   healthy
+  1   no relay streams from the slot, the slot is lost or about to be, or a limit is exceeded
+  2   the configuration is not valid
+  10  Postgres cannot be reached (11: refuses)
+  14  the slot does not exist";
+
 /// Prints the state of the slot, once or until interrupted.
-///
-/// # Errors
-/// [`Kind::SlotUnusable`] if the slot does not exist, [`Kind::Unhealthy`] if it is unhealthy, and those of the connection.
-/// With `--watch`, an unhealthy slot does not end the command. With a limit in seconds one report may take that many
-/// seconds and one more.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
-    let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
-    warn(loaded.settings.warnings());
-    let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
+    let settings = config::settings(&flags(&args.common), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let (slot, database) = (settings.slot()?, settings.database()?);
     let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
     let session = Session::connect(&database, "status").await?;
     let mut looks = Looks::default();
@@ -208,8 +234,6 @@ impl Report {
         self.healthy && self.relay.active && limits.lag_seconds.is_some() && waits
     }
 
-    /// # Errors
-    /// [`Kind::Unhealthy`] with the problems.
     fn verdict(&self) -> Result<()> {
         if self.healthy {
             return Ok(());
@@ -369,6 +393,10 @@ impl Wal {
     }
 }
 
+fn parsed_bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 16MiB".to_owned())
+}
+
 fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
@@ -522,36 +550,11 @@ mod tests {
     #[test]
     fn the_keys_of_the_json_keep_their_order_and_null_is_not_known() {
         let json = json_line(&report(json!({}))).unwrap();
-        let keys = [
-            "slot",
-            "healthy",
-            "problems",
-            "kind",
-            "plugin",
-            "database",
-            "active",
-            "pid",
-            "application",
-            "client",
-            "table_reader_pid",
-            "stand_by_pids",
-            "guarantee",
-            "parked_events",
-            "oldest_parked_seconds",
-            "confirmed_lsn",
-            "restart_lsn",
-            "current_lsn",
-            "retained_bytes",
-            "lag_bytes",
-            "lag_seconds",
-            "reply_age_seconds",
-            "wal_status",
-            "safe_wal_bytes",
-            "invalidation_reason",
-            "conflicting",
-            "two_phase",
-            "failover",
-        ];
+        let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
+             stand_by_pids guarantee parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
+             retained_bytes lag_bytes lag_seconds reply_age_seconds wal_status safe_wal_bytes \
+             invalidation_reason conflicting two_phase failover";
+        let keys: Vec<&str> = keys.split(' ').collect();
         let places: Vec<_> = keys.iter().map(|key| json.find(&format!("\"{key}\":")).unwrap()).collect();
         assert!(places.is_sorted(), "{json}");
         let json: Value = serde_json::from_str(&json).unwrap();
@@ -570,26 +573,21 @@ mod tests {
     }
 
     #[test]
-    fn one_look_tells_nothing_unless_everything_is_confirmed() {
-        assert_eq!(looks(&[(0, 90, 100)]), [None]);
-        assert_eq!(looks(&[(0, 100, 100)]), [Some(0)]);
-    }
-
-    #[test]
-    fn the_wait_grows_while_nothing_is_confirmed() {
-        assert_eq!(looks(&[(0, 90, 100), (5, 90, 100), (60, 90, 400)]), [None, Some(5), Some(60)]);
-    }
-
-    #[test]
-    fn what_is_confirmed_counts_no_longer_and_what_came_later_counts_from_when_it_was_seen() {
-        let given = [(0, 90, 100), (5, 95, 200), (9, 100, 300), (12, 200, 300), (13, 300, 300), (20, 300, 400)];
-        assert_eq!(looks(&given), [None, Some(5), Some(4), Some(3), Some(0), Some(0)]);
-        assert_eq!(looks(&[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)])[3], Some(5));
-    }
-
-    #[test]
-    fn a_log_that_goes_back_is_another_one_and_looked_at_anew() {
-        assert_eq!(looks(&[(0, 90, 100), (5, 40, 50), (7, 40, 60)]), [None, None, Some(2)]);
+    fn the_wait_counts_from_the_first_look_that_saw_what_is_not_confirmed() {
+        for (given, expected) in [
+            (&[(0, 90, 100)][..], &[None][..]),
+            (&[(0, 100, 100)], &[Some(0)]),
+            (&[(0, 90, 100), (5, 90, 100), (60, 90, 400)], &[None, Some(5), Some(60)]),
+            (
+                &[(0, 90, 100), (5, 95, 200), (9, 100, 300), (12, 200, 300), (13, 300, 300), (20, 300, 400)],
+                &[None, Some(5), Some(4), Some(3), Some(0), Some(0)],
+            ),
+            (&[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)], &[Some(0), Some(0), Some(0), Some(5)]),
+            // A WAL that goes back is another one.
+            (&[(0, 90, 100), (5, 40, 50), (7, 40, 60)], &[None, None, Some(2)]),
+        ] {
+            assert_eq!(looks(given), expected, "{given:?}");
+        }
     }
 
     #[test]

@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use clap::Args;
+use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
-use crate::cli::TeardownArgs;
-use crate::cli::flags;
-use crate::cli::load::Loaded;
-use crate::cli::output::confirm;
-use crate::cli::output::{Outcome, note, print_line, warn};
+use crate::cli::config::{self, Common, flags};
+use crate::cli::output::{Outcome, confirm, note, print_line, warn};
 use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::undelivered::parked::Waiting;
@@ -29,15 +28,46 @@ const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_POLL: Duration = Duration::from_millis(100);
 
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct TeardownArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Also drop a slot that a relay streams from (this ends the relay's session), or that has unrelayed events (no relay
+    /// will receive them from the slot)
+    #[arg(long)]
+    pub force: bool,
+    /// Keep the publication
+    #[arg(long)]
+    pub keep_publication: bool,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay teardown --slot orders
+  walrelay teardown --slot orders --yes
+
+The stored position stays: a relay of a later slot of the same name first publishes the unpublished rows.
+
+Exit codes:
+  0   slot and publication are dropped
+  2   the configuration is not valid, or the answer was not yes
+  10  Postgres cannot be reached (11: refuses, or another role owns the publication)
+  13  a relay streams from the slot
+  14  the slot has unrelayed events, or is not walrelay's
+  15  the publication has neither exactly one table nor exactly the tables of the configuration";
+
 /// Drops the slot and the publication, after a question. A missing object is no error.
-///
-/// # Errors
-/// [`Kind::SlotActive`] and [`Kind::SlotUnusable`] if a relay streams or events would be lost, without `--force`;
-/// [`Kind::Publication`] if other tables are in the publication.
-pub async fn teardown(args: &TeardownArgs) -> Outcome {
-    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    warn(loaded.settings.warnings());
-    let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
+pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
+    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let (source, outboxes) = (settings.source()?, settings.outboxes()?);
     let session = Session::connect(&source.database, "teardown").await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let publication = match args.keep_publication {
@@ -149,7 +179,7 @@ async fn nothing_is_lost(
     let row = session.client().query_opt(PENDING, &parameters).await;
     let row = row.map_err(|error| {
         let unfound = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
-        not_told(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
+        uncountable(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
     });
     session.run("lifting the time limit", "set statement_timeout = 0").await?;
     let row = row?;
@@ -167,21 +197,21 @@ async fn nothing_is_lost(
 
 /// The error of a failed count. A role that may not read the slot may not drop it either. If the slot's catalog does not
 /// have the publication (`unfound`), no relay can read the slot.
-fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
+fn uncountable(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
     let cause = format!("the unrelayed events of slot {name} cannot be counted: {error}");
     if error.kind() == Kind::PostgresRefused {
         return Error::new(Kind::PostgresRefused, cause).remedy(
             "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
         );
     }
-    let told = Error::new(Kind::SlotUnusable, cause);
+    let error = Error::new(Kind::SlotUnusable, cause);
     if unfound {
-        return told.remedy(format!(
+        return error.remedy(format!(
             "name the publication of the slot with --publication; if {publication} was dropped, or is newer than the slot, \
              no relay can read the slot, and --force drops it"
         ));
     }
-    told.remedy("let the relay catch up and stop it; --force drops the slot anyway")
+    error.remedy("let the relay catch up and stop it; --force drops the slot anyway")
 }
 
 /// Ends the session that uses the slot, and waits until the slot is free.
@@ -215,7 +245,7 @@ mod tests {
             ("42704", true, Kind::SlotUnusable, "--publication; if walrelay_orders was dropped"),
         ] {
             let error = fault::server(While::Querying("x"), sqlstate, "no");
-            let error = not_told("orders", "walrelay_orders", unfound, &error);
+            let error = uncountable("orders", "walrelay_orders", unfound, &error);
             assert!(error.kind() == kind && error.what_to_do().unwrap().contains(remedy), "{error}");
         }
     }

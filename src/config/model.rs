@@ -101,7 +101,7 @@ pub enum OnLoss {
 /// What follows when a slot keeps more log than it may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum OverBudget {
+pub(crate) enum OverBudget {
     /// The slot stays, and the relay reports that it is not ready
     #[default]
     Unready,
@@ -387,7 +387,7 @@ pub enum OnError {
 /// How often an event arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Guarantee {
+pub(crate) enum Guarantee {
     /// Each, and some again after a crash
     AtLeastOnce,
     /// Each once, for consumers that read what is committed; in Kafka transactions
@@ -458,7 +458,7 @@ impl Default for Log {
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people
     #[default]
     Text,

@@ -42,7 +42,7 @@ const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 
 /// Where a record is, written `PARTITION:OFFSET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct At {
+pub(crate) struct At {
     pub partition: i32,
     pub offset: i64,
 }

@@ -93,7 +93,7 @@ pub(crate) struct Replay<'c> {
 
 /// The rows of all tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Survey {
+pub(crate) struct Survey {
     pub rows: u64,
     /// Those of them that cannot be routed.
     pub unroutable: u64,
@@ -104,7 +104,7 @@ pub struct Survey {
 
 /// The rows of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub(crate) struct Found {
     pub outbox: String,
     pub rows: u64,
     /// What they are ordered by, before the id, as SQL.
@@ -123,7 +123,7 @@ pub struct Found {
 
 /// A row without a way to Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unroutable {
+pub(crate) struct Unroutable {
     pub outbox: String,
     /// As it is.
     pub id: String,
@@ -132,7 +132,7 @@ pub struct Unroutable {
 
 impl Survey {
     /// The topics of all tables.
-    pub fn topics(&self) -> Vec<&str> {
+    pub(crate) fn topics(&self) -> Vec<&str> {
         let mut topics: Vec<&str> =
             self.tables.iter().flat_map(|found| found.topics.keys().map(String::as_str)).collect();
         topics.sort_unstable();
@@ -157,7 +157,7 @@ fn orderless(table: &str, count: u64) -> Error {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Published {
+pub(crate) struct Published {
     /// Rows that were enqueued.
     pub taken: u64,
     pub acked: u64,

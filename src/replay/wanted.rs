@@ -13,7 +13,7 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 
 /// What was asked for. All of it has to hold for a row; what is empty holds for every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// The row has one of these ids.
     pub ids: Vec<String>,
     /// It is of one of these aggregates.

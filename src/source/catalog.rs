@@ -18,7 +18,7 @@ const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
 /// Publication and table in the catalogs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Catalog {
+pub(crate) struct Catalog {
     /// Identifies the session, to find a pooler.
     pub backend_pid: i32,
     pub publication: Option<Publication>,
@@ -38,7 +38,7 @@ pub struct Catalog {
 
 /// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Publication {
+pub(crate) struct Publication {
     pub oid: u32,
     /// Changes with every `ALTER PUBLICATION` of options, owner or name.
     pub row_version: String,
@@ -55,7 +55,7 @@ pub struct Publication {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub struct Flags {
+pub(crate) struct Flags {
     #[serde(rename = "pubinsert")]
     pub insert: bool,
     #[serde(rename = "pubupdate")]
@@ -71,12 +71,12 @@ pub struct Flags {
 
 impl Flags {
     /// Whether changes other than inserts are published.
-    pub fn others(&self) -> bool {
+    pub(crate) fn others(&self) -> bool {
         self.update || self.delete || self.truncate
     }
 
     /// The operations, as `publish = '…'` names them.
-    pub fn operations(&self) -> String {
+    pub(crate) fn operations(&self) -> String {
         let all =
             [(self.insert, "insert"), (self.update, "update"), (self.delete, "delete"), (self.truncate, "truncate")];
         let named: Vec<&str> = all.into_iter().filter_map(|(on, name)| on.then_some(name)).collect();
@@ -85,7 +85,7 @@ impl Flags {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Table {
+pub(crate) struct Table {
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -100,7 +100,7 @@ pub struct Table {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Column {
+pub(crate) struct Column {
     pub name: String,
     /// `s` or `v` for a generated column, else empty.
     pub generated: String,
@@ -108,7 +108,7 @@ pub struct Column {
 
 /// One way in which a relation is in the publication.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Member {
+pub(crate) struct Member {
     /// 0 for the outbox itself, 1 and up for the partitioned tables above it.
     pub level: u32,
     pub relation: String,

@@ -88,7 +88,7 @@ fn pooled() -> Error {
 
 /// Everything [`inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub server: Server,
     /// Where the role may read it.
     pub system_identifier: Option<String>,
@@ -101,19 +101,19 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn publication(&self) -> Option<&Publication> {
+    pub(crate) fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
     }
 
     /// The outbox tables that a crash of the server empties.
-    pub fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
+    pub(crate) fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
         let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
         tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
     }
 
     /// The same with a new slot.
     #[must_use]
-    pub fn with_slot(&self) -> Facts {
+    pub(crate) fn with_slot(&self) -> Facts {
         let slot = Slot {
             plugin: Some("pgoutput".to_owned()),
             slot_type: "logical".to_owned(),
@@ -127,7 +127,7 @@ impl Facts {
     /// The same after a `walrelay setup` that makes a missing slot, with the publication if that is missing, too. It makes no
     /// publication for an existing slot.
     #[must_use]
-    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
+    pub(crate) fn as_set_up(&self, tables: &[&TableName]) -> Facts {
         if self.slot.is_some() {
             return self.clone();
         }
@@ -149,7 +149,7 @@ impl Facts {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Server {
+pub(crate) struct Server {
     /// Identifies the session, to find a pooler.
     pub backend_pid: i32,
     /// `server_version_num`: 170011 is 17.11.
@@ -176,14 +176,14 @@ pub struct Server {
 
 impl Server {
     /// 17 for 17.11.
-    pub fn major(&self) -> u32 {
+    pub(crate) fn major(&self) -> u32 {
         self.version_num / 10_000
     }
 }
 
 /// A row of `pg_replication_slots` (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// None for physical slots.
     pub plugin: Option<String>,
     /// `logical` or `physical`.
@@ -217,7 +217,7 @@ pub struct Slot {
 
 impl Slot {
     /// Whether a relay of this database makes such a slot, and may make it anew.
-    pub fn is_ours(&self, database: &str) -> bool {
+    pub(crate) fn is_ours(&self, database: &str) -> bool {
         self.slot_type == "logical"
             && self.plugin.as_deref() == Some("pgoutput")
             && self.database.as_deref() == Some(database)
@@ -226,7 +226,7 @@ impl Slot {
     }
 
     /// The reason why the slot is lost.
-    pub fn lost(&self) -> Option<&str> {
+    pub(crate) fn lost(&self) -> Option<&str> {
         match self.invalidation_reason.as_deref() {
             Some(reason) => Some(reason),
             None if self.conflicting == Some(true) => Some("conflict with recovery"),

@@ -6,20 +6,17 @@ use super::words::{self, Name};
 use crate::postgres::catalog::{Column, Form};
 use crate::postgres::quote::{quote_literal, quoted};
 
-/// What became of a column.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Fate {
-    /// Its name.
+pub(crate) struct ColumnUse {
     pub column: String,
-    /// Its type, as SQL writes it.
+    /// Its type in SQL.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// What it is used for; empty where it is not used.
+    /// Its uses; empty if it is not used.
     pub used_for: Vec<&'static str>,
     pub why: String,
 }
 
-/// What a column is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Id,
@@ -48,35 +45,34 @@ impl Role {
     }
 }
 
-/// A column and what it is taken for.
+/// A column and its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Guess<'t> {
     pub(super) role: Role,
     pub(super) column: &'t Column,
     pub(super) why: String,
-    /// What to think of.
+    /// Advice for the comment in the file.
     pub(super) remarks: Vec<String>,
 }
 
-/// What no column is fit for.
+/// The use that no column fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
     Id,
     Payload,
 }
 
-/// All guesses about a table.
 #[derive(Debug, Clone)]
 pub(super) struct Guesses<'t> {
     columns: Vec<(&'t Column, Name)>,
     all: Vec<Guess<'t>>,
-    /// When the row was written, in a form that is no moment.
+    /// The column with the row's time, if the time has no zone.
     pub(super) written_at: Option<&'t Column>,
 }
 
 const BY_NAME: &str = "by its name";
 
-/// The column that says when a row was written.
+/// The column with the time of the row.
 pub(super) fn written_at(columns: &[Column]) -> Option<&Column> {
     let is_time = |column: &&Column| column.is_timestamp();
     let ranked = columns.iter().filter(is_time);
@@ -103,23 +99,22 @@ impl<'t> Guesses<'t> {
         self.all.iter().filter(move |guess| guess.role == role)
     }
 
-    /// What became of each column.
-    pub(super) fn fates(&self, columns: &[Column]) -> Vec<Fate> {
-        let fate = |column: &Column| {
+    pub(super) fn column_uses(&self, columns: &[Column]) -> Vec<ColumnUse> {
+        let column_use = |column: &Column| {
             let used: Vec<&Guess<'_>> = self.all.iter().filter(|guess| guess.column.name == column.name).collect();
             let mut whys: Vec<&str> = used.iter().map(|guess| guess.why.as_str()).collect();
             whys.dedup();
-            Fate {
+            ColumnUse {
                 column: column.name.clone(),
                 type_name: column.type_name.clone(),
                 used_for: used.iter().map(|guess| guess.role.word()).collect(),
                 why: if used.is_empty() { self.why_not(column).to_owned() } else { whys.join("; ") },
             }
         };
-        columns.iter().map(fate).collect()
+        columns.iter().map(column_use).collect()
     }
 
-    /// Columns that are used for nothing, by why.
+    /// Unused columns by reason.
     pub(super) fn unused(&self) -> Vec<(&'static str, Vec<&'t str>)> {
         let mut unused: Vec<(&'static str, Vec<&'t str>)> = Vec::new();
         for (column, _) in &self.columns {
@@ -149,7 +144,7 @@ impl<'t> Guesses<'t> {
         self.all.push(Guess { role, column, why: why.into(), remarks });
     }
 
-    /// Columns that are in the stream and nothing yet.
+    /// Columns of the stream without a use.
     fn free(&self) -> impl Iterator<Item = (&'t Column, &Name)> {
         let taken = |column: &Column| self.all.iter().any(|guess| guess.column == column);
         self.columns
@@ -158,7 +153,7 @@ impl<'t> Guesses<'t> {
             .map(|(column, name)| (*column, name))
     }
 
-    /// The free column that stands foremost in `list`.
+    /// The free column that is first in `list`.
     fn named(&self, list: &str, fits: impl Fn(&Column) -> bool) -> Option<&'t Column> {
         let fitting = self.free().filter(|(column, _)| fits(column));
         let ranked = fitting.filter_map(|(column, name)| Some((name.rank(list)?, column)));
@@ -274,7 +269,7 @@ impl<'t> Guesses<'t> {
         self.take(Role::Key, column, why, &remarks);
     }
 
-    /// An id of something else.
+    /// The id of another thing.
     fn foreign(&self) -> Option<(&'t Column, &'static str, &'static str)> {
         let is_other = |name: &Name| {
             let own = [words::TENANT, words::CORRELATION, words::HEADER];
@@ -286,7 +281,7 @@ impl<'t> Guesses<'t> {
             column.can_name() && !is_other(name) && (column.references || name.before(words::ID_ENDS).is_some())
         });
         let mut ids: Vec<&'t Column> = ids.map(|(column, _)| column).collect();
-        // A sort that keeps the order of equals.
+        // A stable sort.
         ids.sort_by_key(|column| (!column.references, !column.is_never_null()));
         let first = *ids.first()?;
         let why = if first.references { "it refers to another table" } else { "the id of something" };
@@ -324,7 +319,7 @@ impl<'t> Guesses<'t> {
             let plain = [words::HEADER, words::TENANT, words::CORRELATION].iter().any(|list| name.is_one_of(list));
             (plain && (column.can_name() || bag(column))) || (bag(column) && name.is_one_of(words::METADATA))
         };
-        // A key that is somebody's, or belongs to something, tells consumers so as well.
+        // A tenant or correlation id that is the key becomes a header, too.
         let is_key = |column: &Column| self.with(Role::Key).any(|guess| guess.column == column);
         let is_free = |column: &Column| !column.generated && self.all.iter().all(|guess| guess.column != column);
         let columns = self.columns.iter().filter(|(column, name)| fits(column, name));
@@ -336,18 +331,17 @@ impl<'t> Guesses<'t> {
     }
 }
 
-/// Words in the names of what says so.
+/// Words in the names of columns that record the delivery.
 const DONE: &str = "published processed sent dispatched delivered relayed handled completed";
 const STATUS: &str = "status state";
 
-/// SQL that may be meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Marked {
-    /// The columns it is made of, described.
+    /// The described columns of both.
     pub(super) columns: String,
     /// True for rows that were not published.
     pub(super) pending: String,
-    /// What ends that.
+    /// The assignment after the delivery.
     pub(super) mark: String,
 }
 
@@ -378,7 +372,6 @@ pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     Some(Marked { columns: described.join("; "), pending, mark: mark.join(", ") })
 }
 
-/// The text of a default such as `'NEW'::text`.
 fn text_of(default: &str) -> Option<String> {
     let (text, rest) = default.strip_prefix('\'')?.split_once('\'')?;
     (!text.is_empty() && (rest.is_empty() || rest.starts_with("::"))).then(|| text.to_owned())
@@ -397,41 +390,8 @@ fn in_the_case_of(known: &str, word: &str) -> String {
     }
 }
 
-/// With quotes where it needs them.
 fn sql_name(name: &str) -> String {
     let is_plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit());
     let starts = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
     if is_plain && starts { name.to_owned() } else { quoted(name) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::postgres::catalog::BaseType;
-
-    fn column(name: &str, base: &str, default: Option<&str>) -> Column {
-        let category = if base == "text" { "S" } else { "U" }.to_owned();
-        let (name, base, default) = (name.to_owned(), base.to_owned(), default.map(str::to_owned));
-        let (type_name, base) = (base.clone(), BaseType { name: base, category, ..BaseType::default() });
-        Column { name, type_name, base, default, ..Column::default() }
-    }
-
-    #[test]
-    fn what_a_table_notes_down_is_read_from_names_types_and_defaults() {
-        let shown = |columns: &[Column]| marked(columns).map(|marked| (marked.pending, marked.mark));
-        let texts = |pending: &str, mark: &str| Some((pending.to_owned(), mark.to_owned()));
-        let status = |default| column("status", "text", default);
-        let at = column("published_at", "timestamptz", None);
-        assert_eq!(
-            shown(&[status(Some("'PENDING'::text")), at.clone()]),
-            texts("status = 'PENDING'", "status = 'PUBLISHED', published_at = now()")
-        );
-        assert_eq!(shown(&[status(Some("'it''s'::text"))]), None, "too odd to be one");
-        assert_eq!(shown(&[status(Some("'New'::text"))]), texts("status = 'New'", "status = 'Published'"));
-        assert_eq!(shown(&[status(None), at.clone()]), texts("published_at is null", "published_at = now()"));
-        let flag = column("isSent", "bool", Some("false"));
-        assert_eq!(shown(&[flag]), texts("not \"isSent\"", "\"isSent\" = true"));
-        let filled = Column { not_null: true, ..at };
-        assert_eq!(shown(&[status(None), filled, column("id", "uuid", None)]), None);
-    }
 }

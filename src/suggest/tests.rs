@@ -304,6 +304,17 @@ table = "public.outbox"
     let upkeep = config(&Suggestion { toml: meant, ..suggestion }).outboxes.remove(0).upkeep;
     assert_eq!(upkeep.pending.as_deref(), Some("status = 'PENDING'"));
     assert_eq!(upkeep.mark.as_deref(), Some("status = 'PUBLISHED', published_at = now()"));
+    let marked = |text: &str| guess::marked(&columns(text)).map(|marked| (marked.pending, marked.mark));
+    for (text, expected) in [
+        ("status text default='it''s'::text", None),
+        ("status text default='New'::text", Some(("status = 'New'", "status = 'Published'"))),
+        ("status text, published_at timestamptz", Some(("published_at is null", "published_at = now()"))),
+        ("isSent bool default=false", Some(("not \"isSent\"", "\"isSent\" = true"))),
+        ("status text, published_at timestamptz !, id uuid", None),
+    ] {
+        let expected = expected.map(|(pending, mark)| (pending.to_owned(), mark.to_owned()));
+        assert_eq!(marked(text), expected, "{text}");
+    }
     let with_xid = columns("id uuid pk, payload json, xid xid8 default=pg_current_xact_id()");
     assert!(!suggested("outbox", &with_xid).unwrap().toml.contains("--add-xid-column"));
 }

@@ -3,55 +3,53 @@
 //! Of Debezium's Outbox Event Router, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Rails' outboxes, and
 //! of tables that teams have made themselves.
 
-/// The event itself.
 pub(super) const PAYLOAD: &str = "\
     payload eventpayload eventdata eventbody serializedevent data body messagebody content operations message \
     document json value args params attributes";
-/// It as well, where nothing else is.
+/// The event, if no other column fits.
 pub(super) const PAYLOAD_PERHAPS: &str = "event";
 
-/// An id that consumers know, beside a number that only the table knows.
+/// An id that consumers know.
 pub(super) const EVENT_ID: &str = "eventid eventuuid eventguid eventidentifier messageid messageuuid";
-/// An id, where no key says so.
+/// An id without a key.
 pub(super) const ID: &str = "\
     id eventid messageid uuid guid eventidentifier identifier outboxid sequencenumber sequenceid seq globalindex \
     globalposition offset";
 
-/// Names a topic already.
+/// The topic.
 pub(super) const TOPIC: &str = "topic topicname kafkatopic destinationtopic targettopic destination channel";
-/// What kind of thing the event is about.
+/// The type of the aggregate.
 pub(super) const AGGREGATE_TYPE: &str = "\
     aggregatetype aggregatetypename aggregatename aggregateroottype aggregaterootname aggregate entitytype \
     entityname streamtype streamcategory sourcetype objecttype resourcetype recordtype entity category";
-/// Chooses a way in another system, and so may serve as a topic.
+/// The route in another system.
 pub(super) const SUBJECT: &str = "subject routingkey queue queuename";
 
-/// What has happened.
+/// The type of the event.
 pub(super) const EVENT_TYPE: &str =
     "eventtype type eventname messagetype messagename payloadtype eventclass eventkind kind event name action";
 
-/// Made to be a record's key.
+/// The record's key.
 pub(super) const RECORD_KEY: &str = "kafkakey messagekey recordkey partitionkey orderingkey";
-/// Which thing the event is about.
+/// The id of the aggregate.
 pub(super) const AGGREGATE_ID: &str = "\
     aggregateid aggregateidentifier aggregaterootid aggregateuuid aggregatekey entityid entitykey streamid \
     streamname rootid resourceid sourceid objectid subjectid recordid documentid groupid messagegroupid key eventkey";
 
-/// When it happened, or was written.
+/// The time of the event or of the row.
 pub(super) const WRITTEN_AT: &str = "\
     occurredat occurredon eventtime eventtimestamp eventdate createdat createdon created creationtime \
     creationtimestamp creationdate createddate createdtime insertedat insertedon recordedat raisedat emittedat \
     enqueuetime enqueuedat storedat publicationdate timestamp ts time date datetime";
 
-/// A number of a partition.
 pub(super) const PARTITION: &str =
     "partition kafkapartition topicpartition targetpartition partitionnumber partitionno";
 
-/// Whose it is. Coarser than an aggregate, and so a key that keeps every aggregate's order.
+/// The owner: as a key it keeps the order of each aggregate.
 pub(super) const TENANT: &str = "tenantid tenant tenantkey organizationid organisationid orgid workspaceid";
-/// What it belongs to.
+/// The group of the event.
 pub(super) const CORRELATION: &str = "correlationid conversationid correlationkey sagaid processid";
-/// What else goes along as a header.
+/// Other headers.
 pub(super) const HEADER: &str = "\
     traceparent tracestate baggage traceid spanid tracingspancontext causationid requestid initiatorid contenttype \
     schemaversion eventversion messageversion payloadversion payloadrevision aggregateversion idempotencykey \
@@ -59,36 +57,34 @@ pub(super) const HEADER: &str = "\
 /// A bag of headers.
 pub(super) const METADATA: &str = "metadata headers header meta properties context messageproperties tracecontext";
 
-/// Words in the names of what a dispatcher notes down about its work.
+/// Words in the names of columns that a dispatcher writes.
 pub(super) const STATE: &str = "\
     status state retry retries retried attempt attempts published processed sent dispatched delivered delivery \
     failed failure error errors lock locked completed completion resubmission expires expiration expiry scheduled \
     next handled consumed acknowledged acked updated deleted listener worker consumer persistence inbox";
-/// Words of ids that are not what an event is about.
+/// Words in ids of other things than the aggregate.
 pub(super) const OTHER_IDS: &str = "\
     event message outbox parent previous transaction tx session client user actor created causation trace span \
     request idempotency deduplication dedup initiator";
-/// The last word of a name of something that has one.
+/// The last word of an id's name.
 pub(super) const ID_ENDS: &str = "id uuid guid identifier";
-/// Words before `type` that are not what an event is about.
+/// Words before `type` of other things than the aggregate.
 pub(super) const OTHER_TYPES: &str = "event message payload content data body mime media notification error";
 
-/// Words that say which table a column is in, and nothing of the column.
+/// Words about the table in a column's name.
 const OF_THE_TABLE: &str = "outbox event events message msg evt meta domain";
 
-/// Whether `list` has this name.
 pub(super) fn has(list: &str, name: &str) -> bool {
     list.split(' ').any(|known| known == name)
 }
 
-/// A name taken apart.
+/// The words of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     words: Vec<String>,
     whole: String,
-    /// Without words in front that say which table it is in.
+    /// Without leading words about the table.
     own: String,
-    /// Whether it ends in UTC.
     utc: bool,
 }
 
@@ -101,7 +97,7 @@ impl Name {
         }
         let whole = words.concat();
         let is_of_the_table = |pair: &&[String]| match pair {
-            // This is no data.
+            // Metadata is not data.
             [word, next] if word == "meta" && next == "data" => false,
             // One word has to be left.
             [word, _] => has(OF_THE_TABLE, word),
@@ -112,7 +108,7 @@ impl Name {
         Name { words, whole, own, utc }
     }
 
-    /// How far in front of `list` it stands: the less, the better. Those that have it word by word come first.
+    /// Its place in `list`; whole names come before names without the table's words.
     pub(super) fn rank(&self, list: &str) -> Option<usize> {
         let position = |name: &str| list.split(' ').position(|known| known == name);
         position(&self.whole).or_else(|| Some(position(&self.own)? + list.len()))
@@ -130,20 +126,20 @@ impl Name {
         self.utc
     }
 
-    /// What stands before its last word, where that is one of `last`.
+    /// The words before the last, if the last is one of `last`.
     pub(super) fn before(&self, last: &str) -> Option<&[String]> {
         let (word, before) = self.words.split_last()?;
         (has(last, word) && !before.is_empty()).then_some(before)
     }
 }
 
-/// Cut where letters and digits end, and where small letters are followed by a capital.
+/// Splits at other characters than letters and digits, and before capitals.
 fn words(name: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let (mut word, mut before) = (String::new(), ' ');
     let mut characters = name.chars().peekable();
     while let Some(character) = characters.next() {
-        // The last capital of several belongs to what follows: HTTPStatus.
+        // The last of several capitals begins a word: HTTPStatus.
         let next_is_small = characters.peek().is_some_and(|next| next.is_lowercase());
         let starts = character.is_uppercase() && (before.is_lowercase() || before.is_uppercase() && next_is_small);
         if starts || !character.is_alphanumeric() {

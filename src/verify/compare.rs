@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outbox {
+pub(crate) struct Outbox {
     pub name: String,
     /// Whether its rows come with their place in the order.
     pub is_ordered: bool,
@@ -14,7 +14,7 @@ pub struct Outbox {
 
 /// A record, without its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delivered<'a> {
+pub(crate) struct Delivered<'a> {
     pub partition: i32,
     pub offset: i64,
     /// The event's id.
@@ -94,7 +94,7 @@ impl Numbered {
 /// Records may come in any order of topics and partitions; those of one partition in the order of their offsets, each
 /// once. See the module for what it keeps.
 #[derive(Debug)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     outboxes: Vec<Outbox>,
     examples_max: usize,
     topics: Vec<Topic>,
@@ -110,7 +110,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// A comparison of these outboxes, with at most `examples_max` examples of each kind.
-    pub fn new(outboxes: Vec<Outbox>, examples_max: usize) -> Comparison {
+    pub(crate) fn new(outboxes: Vec<Outbox>, examples_max: usize) -> Comparison {
         Comparison {
             outboxes,
             examples_max,
@@ -127,7 +127,7 @@ impl Comparison {
 
     /// A row of an outbox, by the outbox's index. `rank` is its place in the order: equal for rows whose order is not
     /// known.
-    pub fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
+    pub(crate) fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
         let (topic, flow) = self.numbers(outbox, topic);
         let key = key.map(|key| self.keys.number(key));
         if let Some(flow) = self.found.flows.get_mut(flow as usize) {
@@ -143,7 +143,7 @@ impl Comparison {
     }
 
     /// A row that cannot be routed, and the reason.
-    pub fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
+    pub(crate) fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
         self.found.unroutable += 1;
         if self.found.unroutable_rows.len() < self.examples_max {
             let outbox = self.outboxes.get(outbox).map(|outbox| outbox.name.clone());
@@ -153,18 +153,18 @@ impl Comparison {
     }
 
     /// The topics of the rows, in the order of their first rows.
-    pub fn topics(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn topics(&self) -> impl Iterator<Item = &str> {
         self.topics.iter().map(|topic| topic.name.as_str())
     }
 
     /// How many rows have no record yet in this topic.
-    pub fn owed(&self, topic: &str) -> u64 {
+    pub(crate) fn owed(&self, topic: &str) -> u64 {
         let number = self.numbers.get(topic).copied();
         number.and_then(|number| self.topics.get(number as usize)).map_or(0, |topic| topic.owed)
     }
 
     /// A record of one of [`Comparison::topics`]. Records of other topics are not counted.
-    pub fn record(&mut self, topic: &str, record: &Delivered<'_>) {
+    pub(crate) fn record(&mut self, topic: &str, record: &Delivered<'_>) {
         let Some(number) = self.numbers.get(topic).copied() else { return };
         let Some(into) = self.topics.get_mut(number as usize) else { return };
         let name = record.id.map(|id| (number, Name::of(id)));
@@ -217,7 +217,7 @@ impl Comparison {
     }
 
     /// The ids of records of which no row was read. The table may have such a row: see [`Comparison::exists`].
-    pub fn strays(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn strays(&self) -> Vec<Vec<u8>> {
         let strays = self.strays.iter().filter(|(_, stray)| !stray.is_outside);
         let mut ids: Vec<Vec<u8>> = strays.map(|((name, _), _)| name.bytes()).collect();
         ids.dedup();
@@ -225,14 +225,14 @@ impl Comparison {
     }
 
     /// The table has a row of this id that was not compared.
-    pub fn exists(&mut self, id: &[u8]) {
+    pub(crate) fn exists(&mut self, id: &[u8]) {
         let name = Name::of(id);
         let strays = self.strays.range_mut((name.clone(), 0)..=(name, u32::MAX));
         strays.for_each(|(_, stray)| stray.is_outside = true);
     }
 
     /// The outcome.
-    pub fn findings(mut self) -> Findings {
+    pub(crate) fn findings(mut self) -> Findings {
         let Findings { flows, missing, unknown, .. } = &mut self.found;
         let mut owed: Vec<(&Row, &Name)> = Vec::new();
         for ((_, name), row) in self.rows.iter().filter(|(_, row)| row.owed > 0) {
@@ -321,7 +321,7 @@ impl Comparison {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub(crate) struct Counts {
     pub rows: u64,
     pub records: u64,
     /// Rows without a record.
@@ -354,7 +354,7 @@ impl Counts {
 
 /// From one outbox to one topic. Records that are of no row that was compared count with the topic's first outbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Flow {
+pub(crate) struct Flow {
     pub outbox: String,
     pub topic: String,
     /// Whether the order could be checked.
@@ -365,7 +365,7 @@ pub struct Flow {
 
 /// A row or record that was found, without its payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Example {
+pub(crate) struct Example {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbox: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -387,7 +387,7 @@ pub struct Example {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Findings {
+pub(crate) struct Findings {
     /// Each way from an outbox to a topic, in the order in which their first rows came.
     pub flows: Vec<Flow>,
     /// Rows that cannot be routed: the relay stops at them.
@@ -402,7 +402,7 @@ pub struct Findings {
 
 impl Findings {
     /// The counts of all flows together.
-    pub fn total(&self) -> Counts {
+    pub(crate) fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.flows.iter().for_each(|flow| total.add(&flow.counts));
         total

@@ -1,17 +1,18 @@
 //! `walrelay setup`: reads what exists, plans without I/O ([`plan`]), and runs the statements.
 
-pub mod plan;
-pub mod xid_column;
+pub(crate) mod plan;
+pub(crate) mod xid_column;
 
 use std::time::Duration;
 
+use clap::Args;
 use plan::{Found, Object, Plan, Step, Wanted};
+use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::load::Loaded;
+use crate::cli::config::{self, Common, DAY, duration, flags};
 use crate::cli::output::{Outcome, note, print, print_line, shell_word, warn};
 use crate::cli::sql::{Session, column};
-use crate::cli::{SetupArgs, flags, word};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
@@ -19,17 +20,59 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::source::row_key;
 
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct SetupArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
+    /// right to replicate nor a logical wal_level. auto is as slot [env: WALRELAY_MODE]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
+    /// Create the table, too, if it does not exist
+    #[arg(long)]
+    pub create_table: bool,
+    /// Add a column for the inserting transaction, if the table has none: walrelay then knows exactly which rows are published
+    #[arg(long)]
+    pub add_xid_column: bool,
+    /// Change nothing; print the SQL for psql
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The time limit of a statement: creating a slot waits for every open transaction
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration(Duration::from_millis(1)..=DAY, "60s or 5m"))]
+    pub timeout: Duration,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay setup --slot orders --create-table
+  walrelay setup --slot orders --table sales.outbox --add-xid-column
+  walrelay setup --slot orders --mode poll --add-xid-column
+  walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
+
+setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot.
+
+Exit codes:
+  0   all objects exist
+  2   the configuration is not valid
+  10  Postgres cannot be reached (11: refuses)
+  12  the server does not fit, or creating the slot waited for transactions for longer than --timeout
+  14  a slot of this name does not fit
+  15  publication or table do not fit";
+
 /// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
-///
-/// # Errors
-/// [`Kind::PostgresUnfit`], [`Kind::PostgresRefused`], [`Kind::Publication`], [`Kind::SlotUnusable`], and those of the
-/// connection.
-pub async fn setup(args: &SetupArgs) -> Outcome {
-    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    warn(loaded.settings.warnings());
-    let (source, mut outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
+pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
+    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let (source, mut outboxes) = (settings.source()?, settings.outboxes()?);
     let session = Session::connect(&source.database, "setup").await?;
-    row_key::find(session.client(), &source, &loaded.settings.delivery()?, &mut outboxes).await?;
+    row_key::find(session.client(), &source, &settings.delivery()?, &mut outboxes).await?;
     let found = Found::read(&session, &source, &outboxes).await?;
     let wanted = Wanted {
         slot: &source.slot,
@@ -68,8 +111,8 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for warning in &plan.warnings {
         print_line(format_args!("warning: {warning}"))?;
     }
-    let brokers = if loaded.settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
-    // A table that was made just now is empty.
+    let brokers = if settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
+    // A table that this command created is empty.
     let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
         "\n(add --backlog all, or since=TIME, to the first run to publish rows that are already in the table)"
     } else {
@@ -80,13 +123,14 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
 
 /// The flags of this `setup` that its `run` needs, too. `run` reads environment and file by itself.
 fn repeated(args: &SetupArgs) -> String {
+    let typed = flags(args);
+    let setting = |key: &str| typed.get(key).map(String::as_str);
     let config = args.common.config.as_ref().map(|path| path.display().to_string());
-    let mode = args.mode.and_then(word);
     let flags = [
         ("config", config.as_deref()),
-        ("table", args.table.as_deref()),
-        ("publication", args.publication.as_deref()),
-        ("mode", mode.as_deref()),
+        ("table", setting("outbox.table")),
+        ("publication", setting("slot.publication")),
+        ("mode", setting("slot.mode")),
     ];
     let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(value?))));
     given.collect()
@@ -131,9 +175,6 @@ async fn limit(session: &Session, timeout: Duration) -> Result<()> {
 
 /// Changes a table that is in use. The statement waits for its lock for a short time only, because other sessions queue
 /// behind it.
-///
-/// # Errors
-/// [`Kind::PostgresUnfit`] if the statement got no lock within `timeout`; the table is unchanged then.
 async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
@@ -164,9 +205,6 @@ async fn unbounded(session: &Session, step: &Step, timeout: Duration) -> Result<
 }
 
 /// Creates the slot, and prints every two seconds the transactions that it waits for.
-///
-/// # Errors
-/// [`Kind::PostgresUnfit`] if the slot does not exist after `timeout`; the server then leaves nothing behind.
 async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
     let pid: i32 =
         match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await? {
@@ -231,15 +269,6 @@ async fn blockers(observer: &Session, pid: i32) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_timeout_is_told_by_its_sqlstate_and_by_nothing_else() {
-        assert!(timed_out(Some(&SqlState::from_code("57014"))));
-        for other in ["57P01", "55P03", "53400"] {
-            assert!(!timed_out(Some(&SqlState::from_code(other))), "{other}");
-        }
-        assert!(!timed_out(None), "a connection that broke");
-    }
 
     #[test]
     fn who_gave_up_waiting_is_told_for_whom_and_what_to_do() {

@@ -14,19 +14,15 @@ use crate::source::preflight::{self, MAJOR_MIN, Server, Slot, judge_slot};
 
 const CAPACITY: &str = include_str!("../../../sql/room.sql");
 const PUBLICATION: &str = include_str!("../../../sql/publication.sql");
-/// A slot can be kept on standbys from here on.
+/// The first version whose slots can be kept on standbys.
 const FAILOVER_SINCE: u32 = 17;
 
 /// The objects that must exist in the end.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
-    /// The slot.
+pub(crate) struct Wanted<'a> {
     pub slot: &'a SlotName,
-    /// The publication.
     pub publication: &'a str,
-    /// Tables with their columns, or messages.
     pub outboxes: &'a [OutboxConfig],
-    /// Whether to create a table that does not exist.
     pub create_table: bool,
     /// Whether the relay polls: such a relay needs neither slot nor publication.
     pub polls: bool,
@@ -34,11 +30,10 @@ pub struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// The tables among the outboxes, in their order.
-    pub fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
         self.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)))
     }
 
-    /// This command.
     fn setup(&self) -> NextCommand {
         NextCommand::new("setup").option("slot", self.slot)
     }
@@ -50,16 +45,12 @@ impl<'a> Wanted<'a> {
 
 /// The object that a step creates, in the order of the steps: a role that may not create a slot has the table by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Object {
-    /// The table.
+pub(crate) enum Object {
     Table,
-    /// A column of the table.
     Column,
     /// An index of the table, built concurrently: alone, in no transaction.
     Index,
-    /// The publication.
     Publication,
-    /// The slot.
     Slot,
 }
 
@@ -69,25 +60,19 @@ impl Object {
     }
 }
 
-/// One statement of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
-    /// The object it creates.
+pub(crate) struct Step {
     pub object: Object,
     /// The operation, in words that follow "while".
     pub doing: String,
-    /// The message after success.
     pub done: String,
-    /// The statement, or several.
     pub sql: String,
 }
 
-/// The plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Statements in order: table, column, publication, slot, each if it is missing.
     pub steps: Vec<Step>,
-    /// Objects that exist and fit.
     pub present: Vec<String>,
     /// Facts for the operator.
     pub remarks: Vec<String>,
@@ -99,15 +84,11 @@ pub struct Plan {
 
 impl Plan {
     /// Puts the steps of tables before publication and slot, and changes no other order.
-    pub fn put_tables_first(&mut self) {
+    pub(crate) fn put_tables_first(&mut self) {
         self.steps.sort_by_key(|step| !step.object.is_of_table());
     }
 
-    /// All obstacles as one error.
-    ///
-    /// # Errors
-    /// The first obstacle's kind, with the causes and remedies of all.
-    pub fn refusal(&self) -> Result<()> {
+    pub(crate) fn refusal(&self) -> Result<()> {
         let Some(first) = self.obstacles.first() else { return Ok(()) };
         let causes: Vec<_> = self.obstacles.iter().map(Error::to_string).collect();
         let remedies = self.obstacles.iter().filter_map(Error::any_remedy);
@@ -116,18 +97,15 @@ impl Plan {
 }
 
 /// The plan that creates the `wanted` objects that were not `found`.
-///
-/// # Errors
-/// An object exists and does not fit; the remedy has the SQL.
-pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
+pub(crate) fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
     let mut plan = Plan::default();
     serves(wanted, &found.server, &mut plan);
     if wanted.polls && wanted.outboxes.len() != found.outboxes.len() {
         return Err(Error::new(Kind::Config, "a relay cannot poll messages: no table has them")
             .remedy("leave --mode poll out, or message_prefix"));
     }
-    for ((outbox, name), place) in wanted.tables().zip(&found.outboxes) {
-        table(wanted, outbox, name, found, place, &mut plan)?;
+    for ((outbox, name), outbox_table) in wanted.tables().zip(&found.outboxes) {
+        table(wanted, outbox, name, found, outbox_table, &mut plan)?;
     }
     if !wanted.polls {
         publication(wanted, found, &mut plan)?;
@@ -163,10 +141,10 @@ fn table(
     outbox: &OutboxConfig,
     name: &TableName,
     found: &Found,
-    place: &Place,
+    outbox_table: &OutboxTable,
     plan: &mut Plan,
 ) -> Result<()> {
-    match (&place.table, wanted.create_table) {
+    match (&outbox_table.table, wanted.create_table) {
         (Some(table), _) => {
             table_fits(wanted, outbox, name, table)?;
             plan.present.push(format!("table {name} exists"));
@@ -188,7 +166,7 @@ fn table(
                     Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself")
                 );
             }
-            refuse_if(plan, place.may_create_in_schema.is_none(), || {
+            refuse_if(plan, outbox_table.may_create_in_schema.is_none(), || {
                 let cause = format!("schema {} does not exist in database {}", name.schema(), found.server.database);
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
                 // A role that may not create the schema needs another role to create it, and becomes its owner.
@@ -199,7 +177,7 @@ fn table(
                 Error::new(Kind::Publication, cause)
                     .remedy(fill(template, &values).unwrap_or_else(|_| template.to_owned()))
             });
-            refuse_if(plan, place.may_create_in_schema == Some(false), || {
+            refuse_if(plan, outbox_table.may_create_in_schema == Some(false), || {
                 let cause = format!(
                     "role {} may not create tables in schema {} of database {}",
                     found.server.role,
@@ -228,7 +206,7 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
         return unfit(format!("{name} is not a table"), "name the outbox table with --table".to_owned());
     }
     if wanted.polls {
-        // Its columns are looked at where it is known how rows are read.
+        // `look_at_rows` checks its columns.
         return Ok(());
     }
     if table.persistence != "p" {
@@ -267,7 +245,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
     match (&found.publication, &found.slot) {
         (Some(publication), _) => keep_publication(wanted, publication, found, plan),
         (None, None) => create_publication(wanted, found, plan),
-        // A slot decodes with the catalog of the time of each change: that catalog has no publication.
+        // The slot decodes a change with the catalog of that time, and that catalog has no publication.
         (None, Some(slot)) => {
             if !slot.is_ours(&found.server.database) {
                 judge_slot(slot, wanted.slot, &found.server.database, &wanted.setup())?;
@@ -289,8 +267,9 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
 
 fn keep_publication(wanted: &Wanted<'_>, publication: &Publication, found: &Found, plan: &mut Plan) -> Result<()> {
     let (name, tables) = (wanted.publication, wanted.names());
-    let places = tables.iter().zip(&found.outboxes);
-    let made: Vec<&TableName> = places.filter(|(_, place)| place.table.is_none()).map(|(name, _)| *name).collect();
+    let outbox_tables = tables.iter().zip(&found.outboxes);
+    let made: Vec<&TableName> =
+        outbox_tables.filter(|(_, outbox_table)| outbox_table.table.is_none()).map(|(name, _)| *name).collect();
     let partitioned = found.tables().any(Table::is_partitioned);
     publication_fits(wanted, &with(publication, &made), partitioned)?;
     if !made.is_empty() {
@@ -318,8 +297,8 @@ fn create_publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Re
         let cause = format!("role {} may not create publications in database {}", server.role, server.database);
         Error::new(Kind::PostgresRefused, cause).remedy(grant("grant create on database {database} to {role};", server))
     });
-    for (table, place) in tables.iter().zip(&found.outboxes) {
-        refuse_if(plan, place.table.as_ref().is_some_and(|table| !table.owned), || {
+    for (table, outbox_table) in tables.iter().zip(&found.outboxes) {
+        refuse_if(plan, outbox_table.table.as_ref().is_some_and(|table| !table.owned), || {
             Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", server.role))
                 .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
         });
@@ -490,22 +469,19 @@ fn grant(template: &str, server: &Server) -> String {
 
 /// The facts that decide the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Server, database and role.
+pub(crate) struct Found {
     pub server: Server,
     /// What the server can still take. The same for all outboxes, but for the schema.
     pub capacity: Capacity,
     /// The outbox tables, in the order of the configuration.
-    pub outboxes: Vec<Place>,
-    /// The publication.
+    pub outboxes: Vec<OutboxTable>,
     pub publication: Option<Publication>,
-    /// The slot.
     pub slot: Option<Slot>,
 }
 
 /// The objects that the server and the role can still create.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Capacity {
+pub(crate) struct Capacity {
     free_slots: i64,
     free_senders: i64,
     /// Whether the role may create publications and schemas in the database.
@@ -514,59 +490,46 @@ pub struct Capacity {
     may_create_in_schema: Option<bool>,
 }
 
-/// The place of an outbox table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The table.
+pub(crate) struct OutboxTable {
     pub table: Option<Table>,
     /// Whether the role may create tables in its schema; none if the schema does not exist.
     may_create_in_schema: Option<bool>,
 }
 
-/// A publication.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Publication {
-    /// Whether the role has the rights of its owner.
+pub(crate) struct Publication {
     pub owned: bool,
-    /// Whether it publishes all tables.
     pub all_tables: bool,
-    /// Whether it publishes all tables of some schemas.
     pub publishes_schemas: bool,
     inserts: bool,
-    /// Whether it publishes updates, deletes or truncates.
     other_than_inserts: bool,
-    /// Whether it publishes partitions as their root.
     via_root: bool,
     schemas: Vec<String>,
     tables: Vec<String>,
-    /// Whether a table has a row filter.
     row_filter: bool,
-    /// Whether a table has a column list.
     column_list: bool,
 }
 
 impl Found {
     /// Reads the catalogs. Changes nothing.
-    ///
-    /// # Errors
-    /// Those of the session.
-    pub async fn read(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
+    pub(crate) async fn read(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
         let client = session.client();
         let server = preflight::server(client).await?;
         let publication = Publication::read(session, &source.publication).await?;
         let capacity = Capacity::read(client, "").await?;
-        let mut places = Vec::new();
+        let mut outbox_tables = Vec::new();
         for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
             let may_create_in_schema = Capacity::read(client, name.schema()).await?.may_create_in_schema;
-            places.push(Place { table: Table::read(client, name).await?, may_create_in_schema });
+            outbox_tables.push(OutboxTable { table: Table::read(client, name).await?, may_create_in_schema });
         }
         let slot = preflight::slot(client, &source.slot).await?;
-        Ok(Found { server, capacity, outboxes: places, publication, slot })
+        Ok(Found { server, capacity, outboxes: outbox_tables, publication, slot })
     }
 
     /// The outbox tables that exist.
-    pub fn tables(&self) -> impl Iterator<Item = &Table> {
-        self.outboxes.iter().filter_map(|place| place.table.as_ref())
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.outboxes.iter().filter_map(|outbox_table| outbox_table.table.as_ref())
     }
 }
 
@@ -578,27 +541,21 @@ impl Capacity {
 
 impl Publication {
     /// The publication `name`.
-    ///
-    /// # Errors
-    /// Those of the session.
-    pub async fn read(session: &Session, name: &str) -> Result<Option<Publication>> {
+    pub(crate) async fn read(session: &Session, name: &str) -> Result<Option<Publication>> {
         const DOING: &str = "reading the publication";
         let text = one_text(session.client(), DOING, PUBLICATION, &[(&name, Type::TEXT)]).await?;
         text.map(|text| parsed(DOING, &text)).transpose()
     }
 
     /// Its tables: schema and name.
-    pub fn tables(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.schemas.iter().map(String::as_str).zip(self.tables.iter().map(String::as_str))
     }
 }
 
 /// Adds the faults that keep a relay from reading the tables: obstacles if the relay polls, else warnings. `adds_column`:
 /// the plan adds the column for the transaction. Changes nothing, and reads no row.
-///
-/// # Errors
-/// Those of the connection.
-pub async fn look_at_rows(
+pub(crate) async fn look_at_rows(
     plan: &mut Plan,
     session: &Session,
     wanted: &Wanted<'_>,
@@ -608,18 +565,20 @@ pub async fn look_at_rows(
     if found.server.major() < MAJOR_MIN {
         return Ok(());
     }
-    for ((outbox, _), _) in wanted.tables().zip(&found.outboxes).filter(|(_, place)| place.table.is_some()) {
+    for ((outbox, _), _) in
+        wanted.tables().zip(&found.outboxes).filter(|(_, outbox_table)| outbox_table.table.is_some())
+    {
         match table_facts(session.client(), outbox).await {
             Ok(facts) => judge_rows(plan, wanted, outbox, &facts, adds_column),
             Err(error) if !matches!(error.kind(), Kind::Config | Kind::Publication) => return Err(error),
             Err(error) if wanted.polls => plan.obstacles.push(error),
-            Err(error) => plan.warnings.push(told(&error)),
+            Err(error) => plan.warnings.push(with_remedy(&error)),
         }
     }
     Ok(())
 }
 
-fn told(error: &Error) -> String {
+fn with_remedy(error: &Error) -> String {
     match error.what_to_do() {
         Some(remedy) => format!("{error}: {remedy}"),
         None => error.to_string(),
@@ -663,5 +622,350 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::config::EventSource;
+    use crate::poll::{KeyColumn, Order};
+    use crate::position::Lsn;
+    use crate::postgres::catalog::Column;
+
+    fn outbox(table: &str) -> OutboxConfig {
+        OutboxConfig { source: EventSource::Table(table.parse().unwrap()), ..OutboxConfig::default() }
+    }
+
+    fn found() -> Found {
+        let columns =
+            ["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| Column::of(name, "text")).to_vec();
+        Found {
+            server: Server {
+                version_num: 15_00_18,
+                version: "15.18".into(),
+                wal_level: "logical".into(),
+                may_replicate: true,
+                role: "app".into(),
+                database: "shop".into(),
+                ..Server::default()
+            },
+            capacity: Capacity { free_slots: 1, free_senders: 1, may_create: true, may_create_in_schema: None },
+            outboxes: vec![OutboxTable {
+                table: Some(Table {
+                    kind: "r".into(),
+                    persistence: "p".into(),
+                    owned: true,
+                    columns,
+                    ..Table::default()
+                }),
+                may_create_in_schema: Some(true),
+            }],
+            publication: None,
+            slot: None,
+        }
+    }
+
+    fn without_table() -> Found {
+        let outbox_table = OutboxTable { table: None, may_create_in_schema: Some(true) };
+        Found { outboxes: vec![outbox_table], ..found() }
+    }
+
+    fn fitting_publication() -> Publication {
+        Publication { owned: true, inserts: true, ..Publication::default() }.of(&["outbox"])
+    }
+
+    impl Publication {
+        pub(crate) fn of(mut self, tables: &[&str]) -> Publication {
+            self.schemas = vec!["public".to_owned(); tables.len()];
+            self.tables = tables.iter().map(|table| (*table).to_owned()).collect();
+            self
+        }
+    }
+
+    fn fitting_slot() -> Slot {
+        Slot {
+            slot_type: "logical".into(),
+            plugin: Some("pgoutput".into()),
+            database: Some("shop".into()),
+            confirmed_flush_lsn: Some(Lsn::new(1)),
+            wal_status: Some("reserved".into()),
+            ..Slot::default()
+        }
+    }
+
+    fn planned(create_table: bool, found: &Found) -> Result<Plan> {
+        planned_for(false, create_table, found)
+    }
+
+    fn planned_for(polls: bool, create_table: bool, found: &Found) -> Result<Plan> {
+        let outbox = outbox("outbox");
+        let slot: SlotName = "orders".parse().unwrap();
+        plan(&Wanted { slot: &slot, publication: "walrelay_orders", outboxes: &[outbox], create_table, polls }, found)
+    }
+
+    fn objects(plan: &Plan) -> Vec<Object> {
+        plan.steps.iter().map(|step| step.object).collect()
+    }
+
+    #[test]
+    fn who_polls_needs_a_table_and_nothing_else() {
+        let mut bare = without_table();
+        bare.server.wal_level = "replica".into();
+        bare.server.may_replicate = false;
+        bare.capacity = Capacity { free_slots: 0, free_senders: 0, may_create: false, may_create_in_schema: None };
+        let made = planned_for(true, true, &bare).unwrap();
+        assert_eq!((objects(&made), made.remarks.len()), (vec![Object::Table], 0));
+        assert!(made.refusal().is_ok());
+        let mut unlogged = Found { outboxes: found().outboxes, ..bare };
+        unlogged.outboxes[0].table.as_mut().unwrap().persistence = "u".into();
+        assert!(planned_for(true, false, &unlogged).unwrap().steps.is_empty(), "only a stream misses its rows");
+        unlogged.server.in_recovery = true;
+        assert!(planned_for(true, false, &unlogged).unwrap().refusal().is_err());
+
+        let slot: SlotName = "orders".parse().unwrap();
+        let messages = OutboxConfig { source: EventSource::Messages("m".into()), ..OutboxConfig::default() };
+        let wanted = Wanted { slot: &slot, publication: "p", outboxes: &[messages], create_table: false, polls: true };
+        let without = Found { outboxes: Vec::new(), ..found() };
+        assert_eq!(plan(&wanted, &without).unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn what_is_done_to_tables_comes_before_publication_and_slot() {
+        let mut plan = planned(true, &without_table()).unwrap();
+        for object in [Object::Column, Object::Index] {
+            let step = Step { object, doing: String::new(), done: String::new(), sql: String::new() };
+            plan.steps.push(step);
+        }
+        plan.put_tables_first();
+        let expected = [Object::Table, Object::Column, Object::Index, Object::Publication, Object::Slot];
+        assert_eq!(objects(&plan), expected);
+    }
+
+    #[test]
+    fn a_table_that_is_made_anew_is_added_to_the_publication_it_was_dropped_from() {
+        let empty = fitting_publication().of(&[]);
+        let gone = Found { publication: Some(empty.clone()), ..without_table() };
+        let plan = planned(true, &gone).unwrap();
+        assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
+        assert_eq!(plan.steps[1].sql, r#"alter publication "walrelay_orders" add table "public"."outbox";"#);
+        let with_slot = planned(true, &Found { slot: Some(fitting_slot()), ..gone.clone() }).unwrap();
+        assert_eq!(objects(&with_slot), [Object::Table, Object::Publication]);
+        let of_others = Publication { owned: false, ..empty.clone() };
+        let plan = planned(true, &Found { publication: Some(of_others), ..gone.clone() }).unwrap();
+        assert_eq!(plan.refusal().unwrap_err().kind(), Kind::PostgresRefused);
+        let strange = empty.of(&["orders"]);
+        assert!(planned(true, &Found { publication: Some(strange), ..gone }).is_err());
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_created_comes_with_the_sql_that_allows_it() {
+        let mut bare = without_table();
+        for (may_create_in_schema, may_create, kind, cause, remedy) in [
+            (
+                Some(false),
+                true,
+                Kind::PostgresRefused,
+                "role app may not create tables in schema public of database shop",
+                r#"grant create on schema "public" to "app";"#,
+            ),
+            (
+                None,
+                true,
+                Kind::Publication,
+                "schema public does not exist in database shop",
+                r#"create schema "public";"#,
+            ),
+            (
+                None,
+                false,
+                Kind::Publication,
+                "schema public does not exist in database shop",
+                r#"create schema "public" authorization "app";"#,
+            ),
+        ] {
+            bare.outboxes[0].may_create_in_schema = may_create_in_schema;
+            bare.capacity.may_create = may_create;
+            let error = planned(true, &bare).unwrap().obstacles.remove(0);
+            assert_eq!((error.kind(), error.cause()), (kind, cause));
+            assert_eq!(error.what_to_do().as_deref(), Some(remedy));
+        }
+        let exists = Found { outboxes: found().outboxes, ..without_table() };
+        assert!(planned(true, &exists).unwrap().refusal().is_ok(), "an existing table needs no right to create one");
+    }
+
+    #[test]
+    fn objects_that_fit_are_left_alone() {
+        let set = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
+        for other_than_inserts in [false, true] {
+            let publication = Some(Publication { other_than_inserts, ..fitting_publication() });
+            let plan = planned(true, &Found { publication, slot: Some(fitting_slot()), ..found() }).unwrap();
+            assert_eq!((plan.steps.len(), plan.present.len()), (0, 3));
+            let is_remarked = plan.remarks.iter().any(|remark| remark.contains(set));
+            assert_eq!(is_remarked, other_than_inserts, "{:?}", plan.remarks);
+        }
+    }
+
+    #[test]
+    fn a_slot_is_made_for_failover_where_the_server_can() {
+        let mut newer = found();
+        newer.server.version_num = 17_00_00;
+        let sql = |found: &Found| planned(false, found).unwrap().steps.last().unwrap().sql.clone();
+        assert_eq!(
+            sql(&found()),
+            "select lsn from pg_catalog.pg_create_logical_replication_slot('orders', 'pgoutput');"
+        );
+        assert!(sql(&newer).contains("failover => true"));
+    }
+
+    #[test]
+    fn a_server_or_role_that_cannot_is_refused_with_everything_that_is_wrong() {
+        let mut bad = found();
+        bad.server.wal_level = "replica".into();
+        bad.server.may_replicate = false;
+        bad.server.role = "we\"ird".into();
+        let plan = planned(false, &bad).unwrap();
+        let error = plan.refusal().unwrap_err();
+        assert_eq!(error.kind(), Kind::PostgresUnfit);
+        assert_eq!(error.cause(), "wal_level is replica, not logical; role we\"ird may not create replication slots");
+        assert!(error.what_to_do().unwrap().contains(r#"alter role "we""ird" replication;"#));
+        assert!(!error.what_to_do().unwrap().contains(";;"));
+        assert_eq!(objects(&plan), [Object::Publication, Object::Slot], "a dry run still has the script");
+    }
+
+    #[test]
+    fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
+        let fitting = fitting_publication;
+        let set_table = r#"alter publication "walrelay_orders" set table "public"."outbox";"#;
+        let set_publish = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
+        let table = [
+            (fitting().of(&["outbox", "orders"]), set_table.to_owned()),
+            (fitting().of(&[]), set_table.to_owned()),
+            (Publication { row_filter: true, ..fitting() }, set_table.to_owned()),
+            (Publication { column_list: true, row_filter: true, ..fitting() }, set_table.to_owned()),
+            (Publication { publishes_schemas: true, ..fitting() }, set_table.to_owned()),
+            (Publication { inserts: false, ..fitting() }, set_publish.to_owned()),
+            (Publication { column_list: true, inserts: false, ..fitting() }, format!("{set_table} {set_publish}")),
+        ];
+        for (publication, sql) in table {
+            let error = planned(false, &Found { publication: Some(publication), ..found() }).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.what_to_do().as_deref()),
+                (Kind::Publication, Some(sql.as_str())),
+                "{}",
+                error.cause()
+            );
+        }
+        let all = Publication { all_tables: true, ..fitting().of(&[]) };
+        let error = planned(false, &Found { publication: Some(all), ..found() }).unwrap_err();
+        assert!(error.what_to_do().unwrap().starts_with(r#"drop publication "walrelay_orders";"#));
+    }
+
+    #[test]
+    fn a_partitioned_table_is_published_as_its_root() {
+        let mut partitioned = Found { publication: Some(fitting_publication()), ..found() };
+        partitioned.outboxes[0].table.as_mut().unwrap().kind = "p".into();
+        assert!(
+            planned(false, &partitioned)
+                .unwrap_err()
+                .what_to_do()
+                .unwrap()
+                .contains("publish_via_partition_root = true")
+        );
+        partitioned.publication.as_mut().unwrap().via_root = true;
+        assert!(planned(false, &partitioned).is_ok());
+    }
+
+    #[test]
+    fn a_slot_without_its_publication_is_not_given_a_new_one() {
+        let error = planned(false, &Found { slot: Some(fitting_slot()), ..found() }).unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+        let remedy = error.what_to_do().unwrap();
+        assert!(
+            remedy.contains("walrelay teardown --slot orders --force, then walrelay setup --slot orders;"),
+            "{remedy}"
+        );
+        let physical = Slot { slot_type: "physical".into(), plugin: None, ..fitting_slot() };
+        let error = planned(false, &Found { slot: Some(physical), ..found() }).unwrap_err();
+        assert_eq!(error.kind(), Kind::SlotUnusable, "not one to be dropped as if it was ours");
+    }
+
+    #[test]
+    fn a_slot_that_no_relay_can_stream_is_refused() {
+        let slot = Slot { plugin: Some("wal2json".into()), ..fitting_slot() };
+        let found = Found { publication: Some(fitting_publication()), slot: Some(slot), ..found() };
+        let error = planned(false, &found).unwrap_err();
+        assert!(error.kind() == Kind::SlotUnusable && error.what_to_do().is_some(), "{error}");
+    }
+
+    #[test]
+    fn a_table_that_does_not_fit_is_refused() {
+        let with = |change: fn(&mut Table)| {
+            let mut found = found();
+            change(found.outboxes[0].table.as_mut().unwrap());
+            planned(false, &found).unwrap_err()
+        };
+        assert_eq!(with(|table| table.kind = "v".into()).cause(), "public.outbox is not a table");
+        assert_eq!(
+            with(|table| table.persistence = "u".into()).what_to_do().as_deref(),
+            Some("alter table public.outbox set logged;")
+        );
+        let error = with(|table| table.columns.truncate(3));
+        assert_eq!(error.cause(), "table public.outbox has no column payload that can be published");
+        assert!(planned(false, &without_table()).is_err(), "a table is only created when asked for");
+    }
+
+    fn facts(order: bool, xid: bool) -> TableFacts {
+        let order = order.then(|| Order {
+            sql: "\"seq\"".to_owned(),
+            type_name: "bigint".to_owned(),
+            not_null: true,
+            is_found: true,
+        });
+        TableFacts {
+            oid: 1,
+            name: "sales.outbox".parse().unwrap(),
+            columns: Vec::new(),
+            key: vec![KeyColumn {
+                name: "id".to_owned(),
+                type_name: "uuid".to_owned(),
+                as_text: false,
+                not_null: true,
+            }],
+            xid_column: xid.then(|| "xid".to_owned()),
+            xid_not_null: false,
+            order,
+            time: None,
+            may_select: true,
+            may_lock: true,
+            is_partitioned: false,
+        }
+    }
+
+    fn judged(polls: bool, facts: &TableFacts, outbox: &OutboxConfig, adds_column: bool) -> Plan {
+        let slot: SlotName = "orders".parse().unwrap();
+        let outboxes = [outbox.clone()];
+        let wanted = Wanted { slot: &slot, publication: "p", outboxes: &outboxes, create_table: false, polls };
+        let mut plan = Plan::default();
+        judge_rows(&mut plan, &wanted, outbox, facts, adds_column);
+        plan
+    }
+
+    #[test]
+    fn what_a_lost_slot_would_need_is_a_warning_and_what_polling_needs_an_obstacle() {
+        let mut outbox = OutboxConfig::default();
+        let counts = |plan: &Plan| (plan.warnings.len(), plan.obstacles.len());
+        for (order, xid, adds_column, missing) in
+            [(true, true, false, 0), (true, false, true, 0), (true, false, false, 1), (false, true, false, 1)]
+        {
+            let facts = facts(order, xid);
+            assert_eq!(counts(&judged(false, &facts, &outbox, adds_column)), (missing, 0), "{order} {xid}");
+            assert_eq!(counts(&judged(true, &facts, &outbox, adds_column)), (0, missing), "{order} {xid}");
+        }
+        let plan = judged(false, &facts(false, false), &outbox, false);
+        assert!(plan.warnings[0].contains("outbox.order_by") && plan.warnings[1].contains("--add-xid-column"));
+        let error = judged(true, &facts(true, false), &outbox, false).refusal().unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+        assert!(error.what_to_do().unwrap().starts_with("--add-xid-column"), "{error}");
+        outbox.upkeep.pending = Some("not sent".to_owned());
+        assert_eq!(counts(&judged(true, &facts(true, false), &outbox, false)), (0, 0));
+        let closed = TableFacts { may_select: false, ..facts(true, true) };
+        assert_eq!(judged(true, &closed, &outbox, false).remarks.len(), 1);
+    }
+}

@@ -20,7 +20,7 @@ const NAME_BYTES_MAX: usize = 63;
 
 /// A table or partition that needs an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct IndexTarget {
     schema: String,
     table: String,
     /// Whether it has one.
@@ -30,16 +30,13 @@ struct Place {
 }
 
 /// Adds the missing columns and indexes of existing tables to the end of `plan`. Changes nothing itself.
-///
-/// # Errors
-/// Those of the session; [`Kind::Publication`] if both names are taken.
-pub async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
+pub(crate) async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
     let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
-    for (name, place) in names.zip(&found.outboxes) {
-        let Some(table) = &place.table else { continue };
+    for (name, target) in names.zip(&found.outboxes) {
+        let Some(table) = &target.table else { continue };
         let wanted = wanted(name, table)?;
-        let places = places(session, name, table, &wanted).await?;
-        steps(plan, name, table, &wanted, &places)?;
+        let targets = targets(session, name, table, &wanted).await?;
+        steps(plan, name, table, &wanted, &targets)?;
     }
     Ok(())
 }
@@ -62,26 +59,26 @@ fn wanted(name: &TableName, table: &Table) -> Result<String> {
     }
 }
 
-async fn places(session: &Session, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<Place>> {
+async fn targets(session: &Session, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<IndexTarget>> {
     const DOING: &str = "looking at the indexes of the outbox table";
-    let mut places = Vec::new();
+    let mut targets = Vec::new();
     if table.is_partitioned() {
         for row in session.rows(DOING, LEAVES, &[&i64::from(table.oid), &wanted]).await? {
             let (schema, table) = (column(&row, "schema")?, column(&row, "name")?);
-            places.push(Place { schema, table, indexed: column(&row, "indexed")?, broken: false });
+            targets.push(IndexTarget { schema, table, indexed: column(&row, "indexed")?, broken: false });
         }
     } else {
         let indexed = table.column(wanted).is_some_and(|column| column.leads_index);
         let (schema, table) = (name.schema().to_owned(), name.table().to_owned());
-        places.push(Place { schema, table, indexed, broken: false });
+        targets.push(IndexTarget { schema, table, indexed, broken: false });
     }
-    for place in places.iter_mut().filter(|place| !place.indexed) {
-        let index = index_name(&place.table, wanted);
-        if let Some(row) = session.row(DOING, BROKEN_INDEX, &[&place.schema, &index]).await? {
-            place.broken = column(&row, "broken")?;
+    for target in targets.iter_mut().filter(|target| !target.indexed) {
+        let index = index_name(&target.table, wanted);
+        if let Some(row) = session.row(DOING, BROKEN_INDEX, &[&target.schema, &index]).await? {
+            target.broken = column(&row, "broken")?;
         }
     }
-    Ok(places)
+    Ok(targets)
 }
 
 /// The name that Postgres would choose.
@@ -94,7 +91,7 @@ fn index_name(table: &str, column: &str) -> String {
     table + &ending
 }
 
-fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places: &[Place]) -> Result<()> {
+fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, targets: &[IndexTarget]) -> Result<()> {
     let (sql_name, sql_column) = (quote_table(name)?, quote_ident(wanted)?);
     let before = plan.steps.len();
     if table.xid_column().is_some() {
@@ -115,13 +112,13 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
             ),
         });
     }
-    for place in places.iter().filter(|place| !place.indexed) {
-        let index = index_name(&place.table, wanted);
-        let (schema, sql_index) = (quote_ident(&place.schema)?, quote_ident(&index)?);
+    for target in targets.iter().filter(|target| !target.indexed) {
+        let index = index_name(&target.table, wanted);
+        let (schema, sql_index) = (quote_ident(&target.schema)?, quote_ident(&index)?);
         let mut step = |doing: String, done: String, sql: String| {
             plan.steps.push(Step { object: Object::Index, doing, done, sql });
         };
-        if place.broken {
+        if target.broken {
             step(
                 format!("dropping invalid index {index}"),
                 format!("invalid index {index} dropped"),
@@ -131,7 +128,10 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
         step(
             format!("creating index {index}"),
             format!("index {index} created"),
-            format!("create index concurrently {sql_index} on {schema}.{} ({sql_column});", quote_ident(&place.table)?),
+            format!(
+                "create index concurrently {sql_index} on {schema}.{} ({sql_column});",
+                quote_ident(&target.table)?
+            ),
         );
     }
     if plan.steps.len() == before {
@@ -169,8 +169,8 @@ mod tests {
         Table { kind: kind.to_owned(), owned: true, columns, ..Table::default() }
     }
 
-    fn place(table: &str, indexed: bool, broken: bool) -> Place {
-        Place { schema: "sales".to_owned(), table: table.to_owned(), indexed, broken }
+    fn target(table: &str, indexed: bool, broken: bool) -> IndexTarget {
+        IndexTarget { schema: "sales".to_owned(), table: table.to_owned(), indexed, broken }
     }
 
     fn sql(plan: &Plan) -> Vec<&str> {
@@ -197,7 +197,7 @@ mod tests {
     fn the_column_comes_before_its_default_and_the_index_is_no_transaction() {
         let name: TableName = "sales.outbox".parse().unwrap();
         let mut plan = Plan::default();
-        steps(&mut plan, &name, &table("r", &[]), "xid", &[place("outbox", false, true)]).unwrap();
+        steps(&mut plan, &name, &table("r", &[]), "xid", &[target("outbox", false, true)]).unwrap();
         assert_eq!(
             sql(&plan),
             [
@@ -215,12 +215,12 @@ mod tests {
         let name: TableName = "sales.outbox".parse().unwrap();
         let there = table("r", &[("tx", "xid8", Some("pg_current_xact_id()"))]);
         let mut plan = Plan::default();
-        steps(&mut plan, &name, &there, "tx", &[place("outbox", true, false)]).unwrap();
+        steps(&mut plan, &name, &there, "tx", &[target("outbox", true, false)]).unwrap();
         assert_eq!((plan.steps.len(), plan.present.len(), plan.remarks.len()), (0, 1, 0));
 
         let mut parted = Table { owned: false, ..table("p", &[]) };
         parted.columns = there.columns;
-        steps(&mut plan, &name, &parted, "tx", &[place("p1", true, false), place("p2", false, false)]).unwrap();
+        steps(&mut plan, &name, &parted, "tx", &[target("p1", true, false), target("p2", false, false)]).unwrap();
         assert_eq!(sql(&plan), ["create index concurrently \"p2_tx_idx\" on \"sales\".\"p2\" (\"tx\");"]);
         assert_eq!((plan.remarks.len(), plan.obstacles.len()), (2, 1));
         assert_eq!(index_name(&"ü".repeat(40), "xid").len(), 62);

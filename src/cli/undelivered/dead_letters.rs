@@ -13,12 +13,14 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinError;
 
-use super::event::{Counts, Details, Event, Found, Header, More, NAME_CHARS_MAX, State, error_text, name};
-use super::{Change, ChangeArgs, Chosen, Help, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, Teller, note, print_json, print_line, print_report, warn};
-use crate::cli::put;
-use crate::cli::text::{aligned, cell, counted, notes, time};
+use super::{
+    Change, ChangeArgs, Chosen, Counts, Details, Event, Found, Header, Help, ListArgs, More, NAME_CHARS_MAX, SHOWN_MAX,
+    ShowArgs, State, Store, agreed, error_text, name,
+};
+use crate::cli::config::{self, flags};
+use crate::cli::output::{
+    Outcome, ProgressReporter, aligned, cell, counted, note, notes, print_json, print_line, print_report, time, warn,
+};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
@@ -29,25 +31,25 @@ use crate::dead_letters::{
 };
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
-use crate::sink::kafka::options::{Options, weakened};
+use crate::sink::kafka::options::Options;
 
 /// Headers of a dead letter that are shown, and characters of each.
 const HEADERS_MAX: usize = 200;
 const HEADER_CHARS_MAX: usize = 1_000;
-/// The time limit of the question which topics exist.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The dead-letter topic.
-#[derive(Debug, Args)]
-pub struct DeadLetters {
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct DeadLetters {
     /// These dead letters, as `list` names them
     #[arg(value_name = "PARTITION:OFFSET")]
+    #[serde(skip)]
     pub named: Vec<At>,
     /// The replication slot of the dead letters [env: WALRELAY_SLOT]
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
     /// A configuration file; delivery.dead_letter_topic in it names the topic [env: WALRELAY_CONFIG]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub config: Option<PathBuf>,
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
@@ -57,9 +59,8 @@ pub struct DeadLetters {
     pub all_slots: bool,
 }
 
-/// The flag that only dead letters have.
-#[derive(Debug, Args)]
-pub struct SettleFlags {
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct SettleFlags {
     /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
@@ -81,7 +82,7 @@ impl Store for DeadLetters {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let which = if args.all { Which::All } else { Which::Unresolved };
-        let (events, counts) = topic.read(move |topic, say| topic.oldest(which, limit, say)).await?;
+        let (events, counts) = topic.read(move |topic, on_read| topic.oldest(which, limit, on_read)).await?;
         Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
     }
 
@@ -89,7 +90,7 @@ impl Store for DeadLetters {
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let payload = args.payload;
-        let (events, counts) = topic.read(move |topic, say| topic.details(payload, say)).await?;
+        let (events, counts) = topic.read(move |topic, on_read| topic.details(payload, on_read)).await?;
         Ok(topic.found(events, counts))
     }
 
@@ -97,11 +98,9 @@ impl Store for DeadLetters {
     /// them. Memory holds two bits for each resolved dead letter, `kafka.max_in_flight_bytes` of records in flight, and
     /// the records fetched ahead.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
-        let mut flags = Flags::new();
-        put(&mut flags, "shutdown.timeout", args.more.shutdown_timeout.as_deref());
-        let topic = Topic::open(&args.chosen, flags)?;
+        let topic = Topic::open(&args.chosen, flags(&args.more))?;
         let dry_run = args.dry_run;
-        let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
+        let (scan, mut plan) = topic.read(move |topic, on_read| topic.survey(change, dry_run, on_read)).await?;
         if let Some(error) = plan.fault() {
             print_report(args.chosen.json, &plan, &plan.text())?;
             return Err(error.into());
@@ -125,12 +124,12 @@ impl Store for DeadLetters {
         let reading = tokio::task::spawn_blocking(move || {
             choose(&scan, &reader.wanted, outcome, &reader.reserved(), &sender);
         });
-        let (mut teller, of) = (Teller::new(), plan.chosen());
-        let mut say = |progress: &Progress, answers: bool| {
+        let (mut reporter, of) = (ProgressReporter::new(), plan.chosen());
+        let mut on_read = |progress: &Progress, answers: bool| {
             let silent = if answers { "" } else { "; Kafka does not answer" };
-            teller.tell(|| format!("{} of {of} dead letters are resolved{silent}", progress.resolved));
+            reporter.report(|| format!("{} of {of} dead letters are resolved{silent}", progress.resolved));
         };
-        let (progress, ended) = resolver.run(receiver, on_signals()?, &mut say).await;
+        let (progress, ended) = resolver.run(receiver, on_signals()?, &mut on_read).await;
         (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
         if args.chosen.json {
             print_json(&plan)?;
@@ -151,7 +150,7 @@ impl Store for DeadLetters {
 }
 
 /// Reports the number of records that were read, and of all.
-type Say<'s> = &'s mut dyn FnMut(u64, u64);
+type OnRead<'s> = &'s mut dyn FnMut(u64, u64);
 
 /// The topic, and the conditions for its dead letters.
 #[derive(Debug)]
@@ -162,12 +161,11 @@ struct Topic {
 }
 
 impl Topic {
-    fn open(chosen: &Chosen<DeadLetters>, mut flags: Flags) -> Result<Arc<Topic>> {
+    fn open(chosen: &Chosen<DeadLetters>, mut more: Flags) -> Result<Arc<Topic>> {
         let Chosen { store, filters, .. } = chosen;
-        put(&mut flags, "slot.name", store.slot.as_deref());
-        put(&mut flags, "kafka.brokers", store.brokers.as_deref());
-        let config = Loaded::new(&flags, store.config.as_deref())?.config(false)?;
-        warn(weakened(&config.kafka).iter().map(|weak| format!("Kafka's server is not verified: {weak}")));
+        more.extend(flags(store));
+        let config = config::config(&config::settings(&more, store.config.as_deref())?, false)?;
+        warn(config::unverified(&config));
         let now_ms = now_us() / 1_000;
         let span = filters.span(now_ms)?;
         let wanted = Wanted {
@@ -196,28 +194,29 @@ impl Topic {
     /// Reads on a thread that may block.
     async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Topic, Say<'_>) -> Result<T> + Send + 'static,
+        read: impl FnOnce(&Topic, OnRead<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let topic = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || {
-            let mut teller = Teller::new();
-            let mut say =
-                |read: u64, of: u64| teller.tell(|| format!("reading topic {}: {read} of {of} records", topic.name()));
-            read(&topic, &mut say)
+            let mut reporter = ProgressReporter::new();
+            let mut on_read = |read: u64, of: u64| {
+                reporter.report(|| format!("reading topic {}: {read} of {of} records", topic.name()))
+            };
+            read(&topic, &mut on_read)
         });
         read.await.map_err(|error| reader_ended(&error))?
     }
 
     /// `None` if the topic does not exist.
-    fn scan(&self, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
-        Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, say)
+    fn scan(&self, wanted: &Wanted, on_read: OnRead<'_>) -> Result<Option<Scan>> {
+        Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, on_read)
     }
 
     /// The oldest dead letters, with their places and times.
-    fn oldest(&self, which: Which, limit: usize, say: Say<'_>) -> Result<(Oldest, Option<library::Counts>)> {
+    fn oldest(&self, which: Which, limit: usize, on_read: OnRead<'_>) -> Result<(Oldest, Option<library::Counts>)> {
         let mut oldest = Oldest::new();
-        let Some(scan) = self.scan(&self.wanted, say)? else { return Ok((oldest, None)) };
-        let counts = scan.letters(&self.wanted, which, say, &mut |letter, outcome| {
+        let Some(scan) = self.scan(&self.wanted, on_read)? else { return Ok((oldest, None)) };
+        let counts = scan.letters(&self.wanted, which, on_read, &mut |letter, outcome| {
             keep(&mut oldest, limit, letter, outcome);
             ControlFlow::Continue(())
         })?;
@@ -225,18 +224,18 @@ impl Topic {
     }
 
     /// Finds dead letters that are not named by their place first: the scan keeps markers of known places only.
-    fn details(&self, payload: bool, say: Say<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
+    fn details(&self, payload: bool, on_read: OnRead<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
-            let (oldest, counts) = self.oldest(Which::All, SHOWN_MAX, say)?;
+            let (oldest, counts) = self.oldest(Which::All, SHOWN_MAX, on_read)?;
             if oldest.is_empty() {
                 return Ok((Vec::new(), counts));
             }
             (wanted.letters, found) = (oldest.into_keys().map(|(_, at)| at).collect(), counts);
         }
-        let Some(scan) = self.scan(&wanted, say)? else { return Ok((Vec::new(), None)) };
+        let Some(scan) = self.scan(&wanted, on_read)? else { return Ok((Vec::new(), None)) };
         let (mut shown, mut left) = (BTreeMap::new(), wanted.letters.len());
-        let counts = scan.letters(&wanted, Which::All, say, &mut |letter, outcome| {
+        let counts = scan.letters(&wanted, Which::All, on_read, &mut |letter, outcome| {
             if shown.len() < SHOWN_MAX {
                 let settled_at = scan.marker(letter.at()).and_then(|marker| marker.when.as_deref());
                 shown.insert((letter.time_ms(), letter.at()), details(letter, outcome, settled_at, payload));
@@ -247,10 +246,10 @@ impl Topic {
         Ok((shown.into_values().collect(), found.or(Some(counts))))
     }
 
-    fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, Resolution)> {
-        let Some(scan) = self.scan(&self.wanted, say)? else { return Err(self.missing()) };
+    fn survey(&self, change: Change, dry_run: bool, on_read: OnRead<'_>) -> Result<(Scan, Resolution)> {
+        let Some(scan) = self.scan(&self.wanted, on_read)? else { return Err(self.missing()) };
         let (mut plan, reserved) = (Resolution::new(self.name(), change, dry_run), self.reserved());
-        let counts = scan.letters(&self.wanted, Which::Unresolved, say, &mut |letter, _| {
+        let counts = scan.letters(&self.wanted, Which::Unresolved, on_read, &mut |letter, _| {
             plan.letter(letter, &reserved);
             ControlFlow::Continue(())
         })?;
@@ -418,7 +417,6 @@ impl Resolution {
         }
     }
 
-    /// Adds a dead letter that matches.
     fn letter(&mut self, letter: &DeadLetter<'_>, reserved: &[String]) {
         if self.change == Change::Drop {
             return;
@@ -446,7 +444,6 @@ impl Resolution {
         }
     }
 
-    /// The number of dead letters to resolve.
     fn chosen(&self) -> u64 {
         self.counts.matched - self.unsendable
     }
@@ -455,7 +452,6 @@ impl Resolution {
         self.topics.keys().map(String::as_str).filter(|topic| *topic != OTHER_TOPICS).collect()
     }
 
-    /// The error if no dead letter can be resolved.
     fn fault(&self) -> Option<Error> {
         let cause = format!("none of {} has a record to send; nothing was sent", dead_letters(self.unsendable));
         (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(unsendable_remedy()))
@@ -469,7 +465,6 @@ impl Resolution {
         }
     }
 
-    /// The result in one line.
     fn result(&self) -> String {
         let (letters, sent, resolved) = (dead_letters(self.chosen()), self.sent, self.newly_settled);
         let left = match self.unsendable {
@@ -487,7 +482,6 @@ impl Resolution {
             .remedy("give the same command again; it leaves resolved dead letters out")
     }
 
-    /// The plan for people.
     fn text(&self) -> String {
         let mut text = self.counts.text() + "\n";
         if !self.topics.is_empty() {

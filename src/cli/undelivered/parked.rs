@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::event::{Column, Counts, Details, Event, Found, More, State, StoreCounts, error_text, name};
-use super::{Change, ChangeArgs, Chosen, Help, ListArgs, SHOWN_MAX, ShowArgs, Span, Store, agreed};
-use crate::cli::Common;
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, print_report, warn};
+use super::{
+    Change, ChangeArgs, Chosen, Column, Counts, Details, Event, Found, Help, ListArgs, More, SHOWN_MAX, ShowArgs, Span,
+    State, Store, StoreCounts, agreed, error_text, name,
+};
+use crate::cli::config::{self, Common, flags};
+use crate::cli::output::{Outcome, counted, print_report, time, warn};
 use crate::cli::sql::{Session, column};
-use crate::cli::text::{counted, time};
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
@@ -35,13 +35,11 @@ const READABLE: &str = include_str!("../../../sql/parked/readable.sql");
 const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 
-/// The table of parked events.
 #[derive(Debug, Args)]
-pub struct Parked {
+pub(crate) struct Parked {
     /// Events of rows with one of these ids, as with --id
     #[arg(value_name = "ID")]
     pub named: Vec<String>,
-    /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
 }
@@ -118,9 +116,9 @@ impl Table<'_> {
     async fn open(chosen: &Chosen<Parked>) -> Result<Table<'_>> {
         let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.store.common;
-        let loaded = Loaded::new(&common.flags(), common.config.as_deref())?;
-        warn(loaded.settings.warnings());
-        let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
+        let settings = config::settings(&flags(common), common.config.as_deref())?;
+        warn(settings.warnings());
+        let (slot, database) = (settings.slot()?, settings.database()?);
         let session = Session::connect(&database, "parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
         let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));
@@ -254,19 +252,17 @@ struct Request {
     counts: Counts,
     #[serde(skip)]
     slot: String,
-    /// All events that wait in these aggregates.
+    /// All parked events of these aggregates.
     waiting: u64,
     /// The rows of the table that get the request.
     #[serde(skip)]
     ids: Vec<i64>,
-    /// The number of rows that got it.
     asked: u64,
     /// Whether a relay has the slot, or reads its table.
     relay_runs: bool,
 }
 
 impl Request {
-    /// The plan for people.
     fn text(&self) -> String {
         let counts = self.counts.text();
         match self.change {
@@ -323,21 +319,18 @@ impl Request {
     }
 }
 
-/// The events of a slot that wait in `walrelay.parked`: two keys of `status --json`.
+/// The parked events of a slot: two keys of `status --json`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(in crate::cli) struct Waiting {
+pub(crate) struct Waiting {
     /// None if there is no such table, or the role may not read it.
     #[serde(rename = "parked_events")]
-    pub(in crate::cli) events: Option<i64>,
-    /// The age of the oldest.
+    pub(crate) events: Option<i64>,
     #[serde(rename = "oldest_parked_seconds")]
-    pub(in crate::cli) oldest_seconds: Option<f64>,
+    pub(crate) oldest_seconds: Option<f64>,
 }
 
 impl Waiting {
-    /// # Errors
-    /// Those of the session.
-    pub(in crate::cli) async fn read(session: &Session, slot: &SlotName) -> Result<Waiting> {
+    pub(crate) async fn read(session: &Session, slot: &SlotName) -> Result<Waiting> {
         let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
         if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
             return Ok(Waiting::default());
@@ -348,7 +341,7 @@ impl Waiting {
     }
 
     /// What happens to the events after the slot is dropped; none if there are no events.
-    pub(in crate::cli) fn stay_behind(&self, slot: &SlotName) -> Option<String> {
+    pub(crate) fn stay_behind(&self, slot: &SlotName) -> Option<String> {
         let events = counted(u64::try_from(self.events?).ok().filter(|events| *events > 0)?, "event");
         Some(format!(
             "{events} of slot {slot} wait in table walrelay.parked and stay there; list them with walrelay parked list --slot \
@@ -416,7 +409,6 @@ Exit codes:
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::StoreCounts;
     use super::*;
 
     fn plan(change: Change, ids: usize) -> Request {

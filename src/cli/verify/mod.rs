@@ -1,25 +1,20 @@
 //! `walrelay verify`: the outboxes' rows against their topics' records.
 //!
 //! The command reads the rows first, in one transaction, and then the topics up to their ends at that time: every compared
-//! row was committed before the search for its record. [`rows`] reads the rows in the [`range`].
+//! row was committed before the search for its record.
 
-pub mod range;
-pub mod rows;
+mod rows;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use range::Range;
 use rows::Plan;
 use serde::Serialize;
 
-use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, Teller, print_report, warn};
-use crate::cli::sql::Session;
-use crate::cli::text::{aligned, listed, notes};
-use crate::cli::{RelaySettings, flags};
-use crate::config::unit::parse_duration;
+use crate::cli::config::{self, DAY, RelaySettings, duration, flags};
+use crate::cli::output::{Outcome, ProgressReporter, aligned, listed, notes, print_report, warn};
+use crate::cli::sql::{Range, Session};
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
@@ -28,10 +23,8 @@ use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reader};
 
-/// `verify`.
 #[derive(Debug, Args)]
-pub struct VerifyArgs {
-    /// The relay.
+pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub settings: RelaySettings,
     /// Compare only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such
@@ -42,7 +35,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
     /// The longest wait for the records of new rows before these rows count as missing
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = grace)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration(Duration::ZERO..=DAY, "10s or 0s"))]
     pub grace: Duration,
     /// Fail also on duplicates
     #[arg(long)]
@@ -79,39 +72,29 @@ Exit codes:
 /// The most that the broker's clock may be behind Postgres' clock.
 const CLOCKS_APART_MS: i64 = 3_600_000;
 
-fn grace(text: &str) -> Result<Duration, String> {
-    let duration = parse_duration(text).filter(|duration| *duration <= Duration::from_secs(24 * 3600));
-    duration.ok_or_else(|| "write a duration up to 24h, such as 10s or 0s".to_owned())
-}
-
-/// Compares, and prints the findings. Changes nothing.
-///
-/// # Errors
-/// [`Kind::NotVerified`] if a row has no record or no route, or the order is wrong; [`Kind::Config`] for a range without a
-/// time column, an outbox without an id header, and outboxes of messages only; those of Postgres and Kafka.
-pub async fn verify(args: &VerifyArgs) -> Outcome {
-    let loaded = Loaded::new(&flags(&args.settings), args.settings.common.config.as_deref())?;
-    let config = loaded.config(false)?;
-    warn(loaded.warnings(&config));
+pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
+    let settings = config::settings(&flags(&args.settings), args.settings.common.config.as_deref())?;
+    let config = config::config(&settings, false)?;
+    warn(config::warnings(&settings, &config));
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = Session::connect(&source.database, "verify").await?;
-    let range = range::read(session.client(), args.since.as_deref(), args.until.as_deref()).await?;
+    let range = Range::read(session.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });
     let mut comparison = Comparison::new(outboxes.collect(), args.limit);
-    rows::read(&session, &plans, &source.database.user, &mut comparison, &mut Teller::new()).await?;
+    rows::read(&session, &plans, &source.database.user, &mut comparison, &mut ProgressReporter::new()).await?;
 
     let deadline = Instant::now() + args.grace;
     let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());
-    // A time that the application gives to records says nothing of when they were produced.
+    // The application's time of a record does not tell when the record was produced.
     let since_ms = range.records_since_ms(CLOCKS_APART_MS).filter(|_| !custom_times);
     let mut reader = Reader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
     let reading = move || {
-        let mut teller = Teller::new();
+        let mut reporter = ProgressReporter::new();
         let mut say = |topic: &str, at: usize, of: usize, records: u64| {
-            teller.tell(|| format!("reading topic {topic} ({at} of {of}): {records} records"));
+            reporter.report(|| format!("reading topic {topic} ({at} of {of}): {records} records"));
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
         let unreadable = reader.absent_and_cut();
@@ -120,7 +103,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
     let read = tokio::task::spawn_blocking(reading).await;
     let (mut comparison, (absent, cut)) =
         read.map_err(|error| Error::new(Kind::Bug, format!("the reader of topics ended: {error}")))??;
-    rows::find_strays(&session, &plans, &mut comparison, &mut Teller::new()).await?;
+    rows::find_strays(&session, &plans, &mut comparison, &mut ProgressReporter::new()).await?;
 
     report.found(comparison.findings(), &absent, &cut);
     print_report(args.json, &report, &report.text(args.unknown))?;
@@ -175,12 +158,11 @@ async fn plans(session: &Session, config: &Config, range: &Range, report: &mut R
     Ok(plans)
 }
 
-/// What was found, and what has to be known to read it.
+/// The findings, and notes that explain them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Whether every row has its record, and none is out of order. Duplicates do not count.
     sound: bool,
-    /// Of all flows together.
     total: Counts,
     #[serde(flatten)]
     findings: Findings,
@@ -188,8 +170,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Takes what was found; `absent` are topics that do not exist, `cut` those whose first records are gone.
-    pub fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
+    /// `absent` are topics that do not exist, `cut` those whose first records are deleted.
+    pub(crate) fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
         let misses = |topic: &String| findings.flows.iter().any(|flow| flow.topic == *topic && flow.counts.missing > 0);
         self.notes.extend(absent.iter().map(|topic| format!("topic {topic} does not exist")));
         self.notes.extend(cut.iter().filter(|topic| misses(topic)).map(|topic| {
@@ -205,7 +187,7 @@ impl Report {
 
     /// For people. Records of no row are counted, and listed only where `unknown` says so: where rows are deleted, there are
     /// always some.
-    pub fn text(&self, unknown: bool) -> String {
+    pub(crate) fn text(&self, unknown: bool) -> String {
         let head = [
             "outbox",
             "topic",
@@ -261,11 +243,7 @@ impl Report {
         text
     }
 
-    /// Whether it is as it should be.
-    ///
-    /// # Errors
-    /// [`Kind::NotVerified`] where it is not.
-    pub fn verdict(&self, no_duplicates: bool) -> Result<()> {
+    pub(crate) fn verdict(&self, no_duplicates: bool) -> Result<()> {
         let duplicated = if no_duplicates { self.total.duplicated } else { 0 };
         let faults = [
             (
@@ -300,7 +278,7 @@ impl Report {
     }
 }
 
-/// Where, id, key, and what is to say.
+/// Place, id, key and reason.
 fn line(example: &Example) -> [String; 4] {
     let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()).to_string());
     let topic = example.topic.as_deref().unwrap_or_default();

@@ -1,9 +1,8 @@
 //! The rows, read in one transaction a page at a time, each routed as the relay routes it.
 
-use super::range::{self, Range};
 use crate::cli::check::described;
-use crate::cli::output::Teller;
-use crate::cli::sql::{Session, is_about_value};
+use crate::cli::output::ProgressReporter;
+use crate::cli::sql::{Range, Session, is_about_value};
 use crate::config::{OutboxConfig, TableName, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
@@ -16,36 +15,30 @@ use crate::template::Template;
 use crate::verify::Comparison;
 
 const DOING: &str = "reading the outbox";
-/// One moment for all tables. Rows that a policy hides would look like records of no row: it fails instead.
+/// One snapshot for all tables. Fails if a policy hides rows: their records would count as unknown.
 const BEGIN: &str = "begin isolation level repeatable read read only; set local row_security = off; \
                      set local cursor_tuple_fraction = 1";
-/// The next rows. They hold ids and keys, and no payload.
 const FETCH: &str = "fetch forward 2000 from walrelay_verify";
-/// Ids that are looked for at a time.
+/// Ids per query.
 const IDS_MAX: usize = 1_000;
 
-/// How an outbox is read.
 #[derive(Debug)]
-pub struct Plan {
-    /// Its table.
+pub(crate) struct Plan {
     pub name: TableName,
     /// The order of an aggregate's events, if there is one.
     pub order: Option<String>,
     /// The outbox as far as topic, key, partition and timestamp go, and its columns.
     outbox: OutboxConfig,
     columns: Vec<crate::decode::Column>,
-    /// Type of the id, as SQL writes it.
+    /// The id's type in SQL.
     id_type: String,
     table: String,
     condition: String,
 }
 
 impl Plan {
-    /// Takes from `table` what the configuration leaves open.
-    ///
-    /// # Errors
-    /// As [`range::condition`].
-    pub fn new(outbox: &OutboxConfig, name: &TableName, table: &Table, range: &Range) -> Result<Plan> {
+    /// Completes the configuration with the catalog's facts.
+    pub(crate) fn new(outbox: &OutboxConfig, name: &TableName, table: &Table, range: &Range) -> Result<Plan> {
         let outbox = without_content(outbox);
         let order = match &outbox.upkeep.order_by {
             Some(order) => Some(order.clone()),
@@ -53,7 +46,7 @@ impl Plan {
         };
         let id = table.column(&outbox.id);
         Ok(Plan {
-            condition: range::condition(range, &outbox, name, table)?,
+            condition: range.condition(&outbox, name, table)?,
             columns: outbox.columns.iter().map(|name| described(name, table)).collect(),
             id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
             table: quote_own_rows(name, table.is_partitioned())?,
@@ -65,7 +58,7 @@ impl Plan {
 
     fn select(&self) -> Result<String> {
         let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-        // Rows of which nobody can say which is first have one rank.
+        // Rows without an order have the same rank.
         let rank = match &self.order {
             Some(order) => format!("pg_catalog.dense_rank() over (order by {order})"),
             None => "0".to_owned(),
@@ -74,7 +67,7 @@ impl Plan {
     }
 }
 
-/// The same outbox without what is only sent and decides nothing: no payload is read.
+/// The outbox without value and headers, so that no payload is read.
 fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
     let mut outbox = outbox.clone();
     outbox.route.value = ValueConfig::Template(Template::column(&outbox.id));
@@ -85,22 +78,19 @@ fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
     outbox
 }
 
-/// The column that is numbered as rows are written, quoted.
+/// The quoted column with increasing numbers.
 fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
     let id = || table.column(&outbox.id).filter(|id| id.is_integer());
     table.counters().next().or_else(id).map(|column| quote_ident(&column.name)).transpose()
 }
 
 /// Reads the rows of all plans as they are at one moment.
-///
-/// # Errors
-/// What the session gives; [`Kind::PostgresRefused`] with the `GRANT` that `user` lacks; [`Kind::Bug`].
-pub async fn read(
+pub(crate) async fn read(
     session: &Session,
     plans: &[Plan],
     user: &str,
     into: &mut Comparison,
-    teller: &mut Teller,
+    reporter: &mut ProgressReporter,
 ) -> Result<()> {
     session.run(DOING, BEGIN).await?;
     for (at, plan) in plans.iter().enumerate() {
@@ -115,15 +105,15 @@ pub async fn read(
             }
             rows += page.len() as u64;
             page.iter().for_each(|row| routing.row(at, row, into));
-            teller.tell(|| format!("reading {}: {rows} rows", plan.name));
+            reporter.report(|| format!("reading {}: {rows} rows", plan.name));
         }
         session.run(DOING, "close walrelay_verify").await?;
     }
-    // The next reading sees what is newer.
+    // The next query sees newer rows.
     session.run(DOING, "commit").await
 }
 
-/// With what the role lacks, where that is why.
+/// Adds the missing rights to a refusal.
 fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     if error.kind() != Kind::PostgresRefused {
         return error;
@@ -135,7 +125,7 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     ))
 }
 
-/// Takes rows of one plan to where they go.
+/// Routes the rows of one plan.
 struct Routing<'p> {
     plan: &'p Plan,
     router: Router,
@@ -172,16 +162,18 @@ impl<'p> Routing<'p> {
     }
 }
 
-/// Looks for the rows of records that no row was read for: they may be outside the range, or younger than the reading.
-///
-/// # Errors
-/// What the session gives.
-pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Comparison, teller: &mut Teller) -> Result<()> {
+/// Searches the rows of records without a row: these rows may be outside the range, or newer than the snapshot.
+pub(crate) async fn find_strays(
+    session: &Session,
+    plans: &[Plan],
+    into: &mut Comparison,
+    reporter: &mut ProgressReporter,
+) -> Result<()> {
     const DOING: &str = "looking for the rows of records";
     session.run(DOING, "set row_security = off").await?;
     for plan in plans {
         let strays = into.strays();
-        // No other can be the text of a column.
+        // No other id can be the text of a column.
         let texts: Vec<&str> = strays.iter().filter_map(|id| std::str::from_utf8(id).ok()).collect();
         let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
         let (column, table) = (quote_ident(&plan.outbox.id)?, &plan.table);
@@ -191,7 +183,7 @@ pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Compariso
                 format!("select {column} from {table} where {left} = any (array[{list}]::{array}[])")
             };
             let found = match session.texts(&select(&column, &plan.id_type)).await {
-                // One that cannot be an id: without an index the others are found all the same.
+                // An id is not valid for the type: compare texts, without the index.
                 Err(error) if error.code().is_some_and(is_about_value) => {
                     session.texts(&select(&format!("{column}::text"), "text")).await
                 }
@@ -201,7 +193,7 @@ pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Compariso
             for id in found.iter().filter_map(|row| row.first()?.as_deref()) {
                 into.exists(id.as_bytes());
             }
-            teller.tell(|| format!("{DOING} in {}: {} of {}", plan.name, (done + 1) * IDS_MAX, strays.len()));
+            reporter.report(|| format!("{DOING} in {}: {} of {}", plan.name, (done + 1) * IDS_MAX, strays.len()));
         }
     }
     Ok(())

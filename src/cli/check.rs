@@ -1,0 +1,708 @@
+//! `walrelay config check`: the configuration against the database, and the route of one row. Kafka is not asked.
+
+use clap::Args;
+use serde::Serialize;
+use tokio_postgres::error::SqlState;
+
+use crate::cli::config::{self, RunSettings, flags};
+use crate::cli::output::{Outcome, aligned, cell, error_lines, note, print, print_report, warn};
+use crate::cli::sql::{Session, is_about_value};
+use crate::config::written::effective;
+use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
+use crate::decode::Column;
+use crate::error::{Error, Kind, Result};
+use crate::event::Shown as Id;
+use crate::event::{Place, Polled, Via};
+use crate::poll::{as_streamed, table_facts};
+use crate::position::Lsn;
+use crate::postgres::catalog::Table;
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
+use crate::route::{Record, Router};
+use crate::sink::is_internal;
+use crate::source::catalog::Catalog;
+use crate::source::preflight::{Facts, inspect, judge};
+use crate::source::row_key;
+use crate::suggest::ordering;
+use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::{Marker, Parking, writer};
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub settings: RunSettings,
+    /// Connect to nothing; print every setting, its value and where it is from, with secrets as ***
+    #[arg(long)]
+    pub offline: bool,
+    /// Show what would become of the row with this id, instead of the newest
+    #[arg(long, value_name = "VALUE", conflicts_with = "offline")]
+    pub id: Option<String>,
+    /// Leave the body out, which is the row's payload
+    #[arg(long, conflicts_with = "offline")]
+    pub no_body: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long, conflicts_with = "offline")]
+    pub json: bool,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay config check --config walrelay.toml
+  walrelay config check --config walrelay.toml --no-body \\
+    --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
+  walrelay config check --config walrelay.toml --json | \\
+    jq '.outboxes[].record.topic'
+  walrelay config check --config walrelay.toml --offline
+
+Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. With --offline, and where no database is configured, nothing is connected to, and every setting is printed with where it is from.
+
+Exit codes:
+  0   `run` would take it; also where the table is empty
+  2   it would not, or no row has that id
+  10  Postgres cannot be reached (11: refuses)
+  12  the server is not fit for logical replication
+  14  the slot is lost, or not ours
+  15  publication or table are not as events need them
+  20  the row cannot be routed: `run` would stop at it";
+
+const READING: &str = "reading a row";
+/// The search for the newest row of a large table may take long.
+const LIMIT: &str = "set statement_timeout = '10s'";
+
+/// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
+pub(crate) async fn check(args: &CheckArgs) -> Outcome {
+    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let config = config::config(&settings, false)?;
+    warn(config::warnings(&settings, &config));
+    if args.offline || !config.source.database.names_server {
+        if args.json || args.id.is_some() {
+            let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
+            return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
+        }
+        if !args.offline {
+            note("note: no database is configured, so nothing was connected to");
+        }
+        return print(&effective(&settings, &config));
+    }
+    let source = &config.source;
+    let session = Session::connect(&source.database, "config check").await?;
+    let mut named = config.clone();
+    let nameless = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await.err();
+    let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
+    let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let (warnings, fault) = match judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &named.outboxes) {
+        // A slot that does not exist has no warnings.
+        Ok(warnings) if facts.slot.is_some() => (warnings.iter().map(ToString::to_string).collect(), None),
+        Ok(_) => (Vec::new(), None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let mut report = Report::new(source, &facts, fault.is_none(), warnings);
+    let (mut catalogs, mut without_id) = (facts.catalogs.iter(), Vec::new());
+    for outbox in &config.outboxes {
+        let Some(name) = outbox.source.table() else {
+            report.add(outbox, None, Found::no_row("none: messages have no rows"));
+            continue;
+        };
+        let catalog = catalogs.next();
+        // A row needs a table and its columns.
+        if let Some(error) = fault.clone().filter(|_| !catalog.is_some_and(|catalog| readable(catalog, outbox))) {
+            return Err(error.into());
+        }
+        let found = match row(&session, args, outbox, name, catalog, &facts.server.role).await {
+            // With several tables, one of them has the row with this id.
+            Err(error) if args.id.is_some() && tables.len() > 1 => {
+                without_id.push(error);
+                Found::no_row("none: the id is not in this table")
+            }
+            found => found?,
+        };
+        report.add(outbox, catalog, found);
+    }
+    if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == tables.len()) {
+        return Err(error.into());
+    }
+    print_report(args.json, &report, &report.text())?;
+    // The last error decides the exit code.
+    let upkeep = upkeep(&session, &named).await.err();
+    let mut errors: Vec<Error> = report.refused().cloned().chain(upkeep).chain(nameless).chain(fault).collect();
+    let Some(last) = errors.pop() else { return Ok(()) };
+    for error in &errors {
+        note(error_lines(error));
+    }
+    Err(last.into())
+}
+
+/// Prepares the SQL of the configuration, as `run` does.
+async fn upkeep(session: &Session, config: &Config) -> Result<()> {
+    let has_sql = |outbox: &&OutboxConfig| {
+        let of = &outbox.upkeep;
+        of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
+    };
+    let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    for outbox in tables.filter(has_sql) {
+        table_facts(session.client(), outbox).await?;
+    }
+    // A check creates no table, and only prepares the statements.
+    let parking = match Parking::of(config) {
+        Parking::On => Parking::IfTableExists,
+        parking @ (Parking::Off | Parking::IfTableExists) => parking,
+    };
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
+    none_left_behind(session.client(), config).await
+}
+
+/// Whether the table exists and has the columns of `outbox`.
+fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
+    let table = catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
+    let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
+    outbox.columns.iter().all(has)
+}
+
+/// A column as the stream describes it, without a type if the column does not exist.
+pub(crate) fn described(name: &str, table: &Table) -> Column {
+    let unknown = || Column { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
+    table.column(name).map_or_else(unknown, as_streamed)
+}
+
+async fn row(
+    session: &Session,
+    args: &CheckArgs,
+    outbox: &OutboxConfig,
+    name: &TableName,
+    catalog: Option<&Catalog>,
+    role: &str,
+) -> Result<Found> {
+    let nothing = || Found::no_row("none: the table is empty");
+    let Some(table) = Table::read(session.client(), name).await? else { return Ok(nothing()) };
+    let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
+    let (values, chosen) = match read(session, &Sampled { outbox, name, table: &table }, args.id.as_deref()).await? {
+        Answer::Row { values, chosen } => (values, chosen),
+        Answer::Empty if row_security => {
+            return Ok(Found::no_row("none: the table is empty, or row-level security hides the rows"));
+        }
+        Answer::Empty => return Ok(nothing()),
+        Answer::Forbidden => {
+            let why = format!("not read: role {role} has no SELECT on the table; run does not need that right");
+            return Ok(Found::no_row(why));
+        }
+    };
+    let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
+    let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
+    let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
+    let mut polled = Polled::new(outbox, columns).map_err(bug)?;
+    let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+    let id = values.first().cloned().flatten().unwrap_or_default();
+    let mut found = Found { row: Some(RowId { id, chosen }), ..Found::default() };
+    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+    match polled.event(place, 0, texts) {
+        Err((place, fault)) => {
+            let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+            let error = Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
+                "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
+            ));
+            found.refused = Some(error);
+        }
+        Ok(event) => match router.route(&event) {
+            Err(error) => found.refused = Some(error.of_sample()),
+            Ok(routed) => {
+                let position = outbox.route.position_header.as_deref();
+                found.record = Some(routed.with_record(|record| Shown::of(record, position, !args.no_body)));
+            }
+        },
+    }
+    Ok(found)
+}
+
+/// The table of which one row is read.
+struct Sampled<'a> {
+    outbox: &'a OutboxConfig,
+    name: &'a TableName,
+    table: &'a Table,
+}
+
+enum Answer {
+    Row {
+        /// Values of the outbox's columns, in that order; `None` is NULL.
+        values: Vec<Option<String>>,
+        /// The reason for the choice of the row, for people.
+        chosen: String,
+    },
+    Empty,
+    /// The role may not read the table.
+    Forbidden,
+}
+
+impl Sampled<'_> {
+    fn select(&self) -> Result<String> {
+        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
+        Ok(format!("select {} from {rows}", columns.join(", ")))
+    }
+
+    /// The column whose largest value is the newest row's: a number, or a time.
+    fn ordering(&self) -> Option<&str> {
+        let id = self.table.column(&self.outbox.id).filter(|id| id.is_integer());
+        id.or_else(|| ordering(&self.table.columns)).map(|column| column.name.as_str())
+    }
+}
+
+/// Reads the row with this id, or the newest. The values have the text form that the stream would have: the simple protocol
+/// prints them with the output functions of their types, and a cast to text does not (`true` for `t`). Takes at most ten
+/// seconds for each of two attempts.
+async fn read(session: &Session, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Answer> {
+    session.run(READING, LIMIT).await?;
+    let (select, name) = (sampled.select()?, sampled.name);
+    let Some(id) = id else {
+        let (order, chosen) = match sampled.ordering() {
+            Some(column) => (format!("{} desc nulls last", quote_ident(column)?), format!("the newest by {column}")),
+            None => ("ctid desc".to_owned(), "the last in the table's file".to_owned()),
+        };
+        return match first(session, &format!("{select} order by {order} limit 1")).await {
+            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
+                let chosen = "any row: the search for the newest took too long".to_owned();
+                answer(first(session, &format!("{select} limit 1")).await, chosen)
+            }
+            found => answer(found, chosen),
+        };
+    };
+    let column = &sampled.outbox.id;
+    let by_id = format!("{select} where {} = {} limit 1", quote_ident(column)?, quote_literal(id)?);
+    let found = first(session, &by_id).await;
+    if let Err(error) = &found
+        && error.code().is_some_and(is_about_value)
+    {
+        let cause = format!("--id: this cannot be a value of column {column} of {name}");
+        return Err(Error::new(Kind::Config, cause).remedy("write the id as Postgres prints it"));
+    }
+    match answer(found, "the row with this id".to_owned())? {
+        Answer::Empty => {
+            let cause = format!("--id: no row of {name} has this {column}, or the role may not see the row");
+            Err(Error::new(Kind::Config, cause).remedy("leave --id out for the newest row"))
+        }
+        Answer::Forbidden => {
+            let cause = format!("--id: the role may not read {name}");
+            Err(Error::new(Kind::PostgresRefused, cause).remedy("grant it SELECT on the table, or leave --id out"))
+        }
+        row @ Answer::Row { .. } => Ok(row),
+    }
+}
+
+async fn first(session: &Session, sql: &str) -> Result<Option<Vec<Option<String>>>, tokio_postgres::Error> {
+    Ok(session.texts(sql).await?.into_iter().next())
+}
+
+fn answer(found: Result<Option<Vec<Option<String>>>, tokio_postgres::Error>, chosen: String) -> Result<Answer> {
+    match found {
+        Ok(Some(values)) => Ok(Answer::Row { values, chosen }),
+        Ok(None) => Ok(Answer::Empty),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(Answer::Forbidden),
+        Err(error) => Err(fault::sql(While::Querying(READING), &error)),
+    }
+}
+
+/// Characters of a value in the table; `--json` has all.
+const SHOWN_CHARS_MAX: usize = 1_001;
+/// Replaces a value that only a row in the stream has.
+const WHEN_RELAYED: &str = "(known when the row is relayed)";
+
+/// The fields are the keys of `--json`.
+#[derive(Debug, Clone, Serialize)]
+struct Report {
+    database: String,
+    server_version: String,
+    publication: String,
+    publication_exists: bool,
+    slot: String,
+    slot_exists: bool,
+    /// Whether `run` would take server, publication, slot and table.
+    fit: bool,
+    warnings: Vec<String>,
+    outboxes: Vec<Outbox>,
+}
+
+/// One outbox, and where a row of it goes.
+#[derive(Debug, Clone, Serialize)]
+struct Outbox {
+    table: Option<String>,
+    message_prefix: Option<String>,
+    columns_used: Vec<String>,
+    columns_not_used: Vec<String>,
+    #[serde(flatten)]
+    found: Found,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct RowId {
+    /// Empty if the id is NULL.
+    id: String,
+    /// The reason for the choice of the row.
+    chosen: String,
+}
+
+/// The row that was found, and its record or the reason why it has none.
+#[derive(Debug, Clone, Default, Serialize)]
+struct Found {
+    row: Option<RowId>,
+    record: Option<Shown>,
+    /// Why `run` would not route the row.
+    #[serde(skip)]
+    refused: Option<Error>,
+    /// Why there is no row.
+    #[serde(skip)]
+    no_row: String,
+}
+
+impl Found {
+    fn no_row(why: impl Into<String>) -> Found {
+        Found { no_row: why.into(), ..Found::default() }
+    }
+}
+
+/// A record for a person or for JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Shown {
+    topic: String,
+    key: Option<Text>,
+    /// `None`: the key decides.
+    partition: Option<i32>,
+    /// `None`: the time of sending.
+    timestamp_ms: Option<i64>,
+    headers: Vec<Header>,
+    /// Bytes of the body; `None` is a tombstone.
+    body_bytes: Option<usize>,
+    /// `None` for a tombstone, and with `--no-body`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<Text>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Header {
+    name: String,
+    value: Option<Text>,
+    /// The relay gives this header its value.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    known_when_relayed: bool,
+}
+
+/// Bytes as text where they are UTF-8, else as hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Text {
+    Text(String),
+    Hex(String),
+}
+
+impl Text {
+    fn of(bytes: &[u8]) -> Text {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Text::Text(text.to_owned()),
+            Err(_) => Text::Hex(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
+        }
+    }
+
+    fn shown(&self) -> String {
+        let (text, prefix) = match self {
+            Text::Text(text) => (text, ""),
+            Text::Hex(hex) => (hex, "\\x"),
+        };
+        format!("{prefix}{}", cell(text.as_bytes(), SHOWN_CHARS_MAX))
+    }
+}
+
+impl Shown {
+    /// Copies the record; the header `position` has no value yet.
+    fn of(record: &Record<'_>, position: Option<&str>, with_body: bool) -> Shown {
+        let header = |(name, value): &(&str, Option<&[u8]>)| {
+            let known_when_relayed = position == Some(*name);
+            let value = value.filter(|_| !known_when_relayed).map(Text::of);
+            Header { name: (*name).to_owned(), value, known_when_relayed }
+        };
+        Shown {
+            topic: record.topic.to_owned(),
+            key: record.key.map(Text::of),
+            partition: record.partition,
+            timestamp_ms: record.timestamp_ms,
+            headers: record.headers.iter().map(header).collect(),
+            body_bytes: record.value.map(<[u8]>::len),
+            body: record.value.filter(|_| with_body).map(Text::of),
+        }
+    }
+
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = vec![("topic", self.topic.clone())];
+        let key = self.key.as_ref().map(Text::shown);
+        lines.push(("key", key.unwrap_or_else(|| "(none: no order)".to_owned())));
+        let partition = self.partition.map(|number| number.to_string());
+        let by_key = if self.key.is_some() { "(by the key)" } else { "(each in turn)" };
+        lines.push(("partition", partition.unwrap_or_else(|| by_key.to_owned())));
+        let time = self.timestamp_ms.map(|ms| match jiff::Timestamp::from_millisecond(ms) {
+            Ok(time) => time.to_string(),
+            Err(_) => format!("{ms} ms"),
+        });
+        lines.push(("timestamp", time.unwrap_or_else(|| "(the time of sending)".to_owned())));
+        for Header { name, value, known_when_relayed } in &self.headers {
+            let value = match value {
+                _ if *known_when_relayed => WHEN_RELAYED.to_owned(),
+                Some(value) => value.shown(),
+                None => "(without a value)".to_owned(),
+            };
+            lines.push(("header", format!("{name}: {value}")));
+        }
+        lines.push(match (self.body_bytes, &self.body) {
+            (None, _) => ("body", "(none: a tombstone)".to_owned()),
+            (Some(bytes), None) => ("body", format!("({bytes} bytes)")),
+            (Some(bytes), Some(body)) => ("body", format!("({bytes} bytes) {}", body.shown())),
+        });
+        lines
+    }
+}
+
+/// The names in the SQL of the configuration: some may be no columns.
+fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
+    let of = &outbox.upkeep;
+    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| writer::names(sql));
+    sql.chain(of.time.clone()).collect()
+}
+
+impl Report {
+    fn new(source: &SourceConfig, facts: &Facts, fit: bool, warnings: Vec<String>) -> Report {
+        Report {
+            database: source.database.describe(),
+            server_version: facts.server.version.clone(),
+            publication: source.publication.clone(),
+            publication_exists: facts.publication().is_some(),
+            slot: source.slot.to_string(),
+            slot_exists: facts.slot.is_some(),
+            fit,
+            warnings,
+            outboxes: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, outbox: &OutboxConfig, catalog: Option<&Catalog>, found: Found) {
+        let table = catalog.and_then(|catalog| catalog.table.as_ref());
+        let columns: Vec<_> = table.into_iter().flat_map(|table| &table.columns).map(|column| &column.name).collect();
+        let (used, not_used): (Vec<_>, Vec<_>) = {
+            let by_upkeep = used_by_upkeep(outbox);
+            let is_used = |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
+            columns.into_iter().cloned().partition(is_used)
+        };
+        // In the order in which they are read, and then in that of the table.
+        let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
+        if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| is_internal(&record.topic)) {
+            self.warnings.push(format!(
+                "the row goes to {topic}, an internal topic of Kafka that rejects records: delivery.on_error decides what happens to the event"
+            ));
+        }
+        let (table, message_prefix) = match &outbox.source {
+            EventSource::Table(table) => (Some(table.to_string()), None),
+            EventSource::Messages(prefix) => (None, Some(prefix.clone())),
+        };
+        self.outboxes.push(Outbox {
+            table,
+            message_prefix,
+            columns_used: outbox.columns.iter().cloned().chain(more).collect(),
+            columns_not_used: not_used,
+            found,
+        });
+    }
+
+    fn refused(&self) -> impl Iterator<Item = &Error> {
+        self.outboxes.iter().filter_map(|outbox| outbox.found.refused.as_ref())
+    }
+
+    fn text(&self) -> String {
+        let there = |name: &str, exists: bool| match (exists, self.fit) {
+            (true, true) => format!("{name}, fit"),
+            (true, false) => name.to_owned(),
+            (false, true) => format!("{name} is not there yet: walrelay setup creates it"),
+            (false, false) => format!("{name} is not there"),
+        };
+        let mut lines = vec![
+            ("database", format!("{}, PostgreSQL {}", self.database, self.server_version)),
+            ("publication", there(&self.publication, self.publication_exists)),
+            ("slot", there(&self.slot, self.slot_exists)),
+        ];
+        lines.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
+        let mut rows: Vec<[String; 2]> = lines.into_iter().map(|(label, text)| [label.to_owned(), text]).collect();
+        rows.extend(self.outboxes.iter().flat_map(Outbox::lines));
+        aligned(&rows) + "\n"
+    }
+}
+
+impl Outbox {
+    fn lines(&self) -> Vec<[String; 2]> {
+        let listed = |columns: &[String]| if columns.is_empty() { "none".to_owned() } else { columns.join(", ") };
+        let mut lines = match (&self.table, &self.message_prefix) {
+            (Some(table), _) => vec![("table", table.clone())],
+            (None, prefix) => vec![("messages", format!("with prefix {:?}", prefix.as_deref().unwrap_or_default()))],
+        };
+        lines.push(("used", listed(&self.columns_used)));
+        if self.table.is_some() {
+            lines.push(("not used", listed(&self.columns_not_used)));
+        }
+        let Found { row, record, no_row, .. } = &self.found;
+        let row = match (row, record) {
+            (None, _) => no_row.clone(),
+            (Some(RowId { id, chosen }), Some(_)) => format!("{}, {chosen}, goes to", Id::of(id.as_bytes())),
+            (Some(RowId { id, chosen }), None) => format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())),
+        };
+        lines.push(("row", row));
+        let indented = |(label, text): (&str, String)| [format!("  {label}"), text];
+        let mut rows: Vec<[String; 2]> = lines.into_iter().map(|(label, text)| [label.to_owned(), text]).collect();
+        rows.extend(record.iter().flat_map(Shown::lines).map(indented));
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::catalog::Column;
+
+    fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
+        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+        Table { kind: kind.to_owned(), columns, ..Table::default() }
+    }
+
+    #[test]
+    fn the_newest_row_has_the_largest_number_or_the_latest_time() {
+        let (outbox, name) = (OutboxConfig::default(), TableName::debezium());
+        for (columns, expected) in [
+            (&[("id", "int8"), ("created_at", "timestamptz")][..], Some("id")),
+            (&[("id", "uuid"), ("created_at", "timestamp")], Some("created_at")),
+            (&[("id", "uuid")], None),
+        ] {
+            let table = table("r", columns);
+            assert_eq!(Sampled { outbox: &outbox, name: &name, table: &table }.ordering(), expected);
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_and_rows_of_heirs_left_out() {
+        let name: TableName = r#""My ""S"".t""#.parse().unwrap();
+        let outbox = OutboxConfig { columns: vec!["a\"b".to_owned(), "c".to_owned()], ..OutboxConfig::default() };
+        let select = |kind: &str| Sampled { outbox: &outbox, name: &name, table: &table(kind, &[]) }.select().unwrap();
+        assert_eq!(select("r"), r#"select "a""b", "c" from only "public"."My ""S"".t""#);
+        assert_eq!(select("p"), r#"select "a""b", "c" from "public"."My ""S"".t""#);
+    }
+
+    use crate::config::layers::{Flags, Settings};
+    use crate::source::catalog;
+    use crate::source::preflight::Server;
+
+    fn report(found: Found, fit: bool) -> Report {
+        report_of(&OutboxConfig::default(), found, fit)
+    }
+
+    fn report_of(outbox: &OutboxConfig, found: Found, fit: bool) -> Report {
+        let given = [("slot.name", "orders"), ("database.url", "postgres://relay@db/shop")];
+        let flags: Flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
+        let source = Settings::new(&flags, &Default::default(), None).unwrap().source().unwrap();
+        let mut facts =
+            Facts { server: Server { version: "17.11".to_owned(), ..Server::default() }, ..Facts::default() };
+        let columns = ["id", "aggregatetype", "aggregateid", "payload", "type"];
+        let column = |name: &str| catalog::Column { name: name.to_owned(), ..catalog::Column::default() };
+        let table = Some(catalog::Table { columns: columns.map(column).to_vec(), ..catalog::Table::default() });
+        facts.catalogs = vec![Catalog { table, ..Catalog::default() }];
+        let mut report = Report::new(&source, &facts, fit, vec!["a warning".to_owned()]);
+        report.add(outbox, facts.catalogs.first(), found);
+        report
+    }
+
+    fn record(value: Option<&[u8]>, with_body: bool) -> Shown {
+        let headers: &[(&str, Option<&[u8]>)] =
+            &[("id", Some(b"7")), ("tenant", None), ("walrelay-position", Some(b"x"))];
+        let record =
+            Record { topic: "orders", key: Some(b"o-1"), value, headers, partition: None, timestamp_ms: Some(1_500) };
+        Shown::of(&record, Some("walrelay-position"), with_body)
+    }
+
+    fn row(record: Shown) -> Found {
+        let row = RowId { id: "7".to_owned(), chosen: "the newest by id".to_owned() };
+        Found { row: Some(row), record: Some(record), ..Found::default() }
+    }
+
+    #[test]
+    fn columns_of_what_is_marked_are_used() {
+        let mut outbox = OutboxConfig::default();
+        outbox.upkeep.pending = Some("Type = 'no_column'".to_owned());
+        let report = report_of(&outbox, Found::default(), true);
+        assert!(
+            report.text().contains("used         id, aggregatetype, aggregateid, payload, type\n"),
+            "{}",
+            report.text()
+        );
+        assert!(report.outboxes[0].columns_not_used.is_empty());
+    }
+
+    #[test]
+    fn where_a_row_goes_lines_up() {
+        insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @r#"
+        database     db:5432/shop as relay, PostgreSQL 17.11
+        publication  walrelay_orders is not there yet: walrelay setup creates it
+        slot         orders is not there yet: walrelay setup creates it
+        warning      a warning
+        table        public.outbox
+        used         id, aggregatetype, aggregateid, payload
+        not used     type
+        row          "7", the newest by id, goes to
+          topic      orders
+          key        o-1
+          partition  (by the key)
+          timestamp  1970-01-01T00:00:01.5Z
+          header     id: 7
+          header     tenant: (without a value)
+          header     walrelay-position: (known when the row is relayed)
+          body       (9 bytes) {"a":\n 1}
+        "#);
+    }
+
+    #[test]
+    fn a_body_is_cut_shown_as_hex_where_it_is_binary_and_left_out_where_told() {
+        let body = |value: Option<&[u8]>, with_body| record(value, with_body).lines().pop().unwrap().1;
+        assert_eq!(body(Some(b"\x00\xff"), true), "(2 bytes) \\x00ff");
+        assert_eq!(body(Some("ü\u{1b}\u{202e}".as_bytes()), true), "(6 bytes) ü\\u{1b}\\u{202e}");
+        assert_eq!(body(Some(b"canary"), false), "(6 bytes)");
+        assert_eq!(body(None, true), "(none: a tombstone)");
+        let long = body(Some("ü".repeat(5_000).as_bytes()), true);
+        assert_eq!(long, format!("(10000 bytes) {}…", "ü".repeat(1_000)));
+    }
+
+    #[test]
+    fn each_of_several_outboxes_has_its_row_and_messages_have_none() {
+        let mut report = report(row(record(None, true)), true);
+        let source = EventSource::Messages("shop".to_owned());
+        report.add(
+            &OutboxConfig { source, ..OutboxConfig::default() },
+            None,
+            Found::no_row("none: messages have no rows"),
+        );
+        let text = report.text();
+        let last: Vec<&str> = text.lines().rev().take(3).collect();
+        assert_eq!(
+            last,
+            [
+                "row          none: messages have no rows",
+                "used         id, aggregatetype, aggregateid, payload",
+                "messages     with prefix \"shop\"",
+            ]
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["outboxes"][1]["message_prefix"], "shop");
+    }
+
+    #[test]
+    fn the_json_has_the_whole_body_and_no_position() {
+        let long = "x".repeat(3_000);
+        let json = serde_json::to_value(report(row(record(Some(long.as_bytes()), true)), true)).unwrap();
+        assert_eq!(json["outboxes"][0]["record"]["body"]["text"], long);
+        assert_eq!(json["outboxes"][0]["record"]["headers"][2]["known_when_relayed"], true);
+        assert_eq!(
+            (json["outboxes"][0]["record"]["topic"].as_str(), json["slot_exists"].as_bool()),
+            (Some("orders"), Some(false))
+        );
+        let without = serde_json::to_value(report(row(record(Some(b"canary"), false)), true)).unwrap();
+        assert!(!without.to_string().contains("canary") && without["outboxes"][0]["record"]["body_bytes"] == 6);
+    }
+}
