@@ -106,7 +106,10 @@ impl Facts {
     }
 
     /// The outbox tables that a crash of the server empties.
-    pub(crate) fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
+    pub(crate) fn unlogged<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a TableName>,
+    ) -> impl Iterator<Item = &'a TableName> {
         let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
         tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
     }
