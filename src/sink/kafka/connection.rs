@@ -1,17 +1,11 @@
-//! Whether Kafka answers: one state, changed and logged once per change, and the thread that asks.
-//!
-//! librdkafka reports no connection that was made, and does not recover by itself where it forgot all brokers (see
-//! [`PolledProducer::knows_no_broker`](super::producer::PolledProducer)).
+//! Whether Kafka answers: one state, changed and logged once per change.
 
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::faults;
-use super::producer::Inner;
 use crate::error::Error;
 use crate::sink::Connection;
 
@@ -75,7 +69,7 @@ impl Tracker {
     }
 
     /// No broker answers. A refusal stays: it is the better explanation.
-    fn down(&self, cause: String) {
+    pub(super) fn down(&self, cause: String) {
         self.state.send_if_modified(|state| {
             let is_news = match state {
                 Connection::Up => {
@@ -122,85 +116,6 @@ impl Tracker {
             {
                 return error;
             }
-        }
-    }
-}
-
-/// How often a broker is asked while none answers.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often the probe looks whether brokers are known and records are acked.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A broker is asked after so long without a report, while records are in flight.
-const SILENT: Duration = Duration::from_secs(5);
-/// The same while none is in flight: the answer may hold every topic of the cluster.
-const IDLE: Duration = Duration::from_secs(60);
-/// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause before the bootstrap servers are given a second time. Each pause is twice as long as the one before.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause. librdkafka keeps each list it is given: some 200 KB in a day.
-const LONGEST_PAUSE: Duration = Duration::from_secs(32);
-
-/// Looks after a producer, on a thread of its own: whether a broker answers, and whether librdkafka knows of one to ask.
-/// Holds the producer only while looking.
-pub(super) struct Probe {
-    inner: Weak<Inner>,
-    /// librdkafka has reported an error.
-    suspicion: Receiver<()>,
-    /// When a delivery was last reported, or a broker asked.
-    heard: Instant,
-    /// When the servers may be given again, while no broker is known.
-    next_add: Instant,
-    pause: Duration,
-}
-
-impl Probe {
-    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>) -> Probe {
-        let (inner, now) = (Arc::downgrade(inner), Instant::now());
-        Probe { inner, suspicion, heard: now, next_add: now + FIRST_PAUSE, pause: FIRST_PAUSE }
-    }
-
-    /// Goes on until the producer is gone.
-    pub(super) fn run(mut self) {
-        let mut is_suspected = true;
-        while let Some(alive) = self.inner.upgrade().filter(|inner| !inner.shared.is_closing()) {
-            self.look(&alive, is_suspected);
-            let pause = if alive.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
-            drop(alive);
-            is_suspected = match self.suspicion.recv_timeout(pause) {
-                Ok(()) => true,
-                Err(RecvTimeoutError::Timeout) => false,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-        }
-    }
-
-    fn look(&mut self, inner: &Inner, is_suspected: bool) {
-        let knows_no_broker = inner.knows_no_broker();
-        self.give_servers(inner, knows_no_broker);
-        let reported = inner.shared.reported.swap(false, Ordering::Relaxed);
-        let in_flight = inner.shared.outstanding.load(Ordering::Relaxed) > 0;
-        let is_silent = !reported && self.heard.elapsed() >= if in_flight { SILENT } else { IDLE };
-        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.shared.tracker.is_up();
-        // One topic, where there is one: a cluster may have very many.
-        let topic = inner.shared.topic.get().map(String::as_str);
-        if is_doubtful && let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) {
-            inner.shared.tracker.down(error.to_string());
-        }
-        if is_doubtful || reported {
-            self.heard = Instant::now();
-        }
-    }
-
-    /// Gives librdkafka its bootstrap servers where it has forgotten them.
-    fn give_servers(&mut self, inner: &Inner, knows_no_broker: bool) {
-        let now = Instant::now();
-        if !knows_no_broker {
-            (self.next_add, self.pause) = (now, FIRST_PAUSE);
-        } else if self.next_add <= now {
-            inner.add_servers();
-            self.next_add = now + self.pause;
-            self.pause = LONGEST_PAUSE.min(self.pause * 2);
         }
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `producer` | librdkafka's producers, transactions, and a handle for the position |
+//! | `producer` | librdkafka's producers and the thread that probes them, transactions, a handle for the position |
 //! | `context` | librdkafka's callbacks: delivery reports, errors, log lines |
 //! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
 //! | `options`, `properties` | what librdkafka is told, and what nobody may tell it |
 //! | `faults` | error code to what becomes of the relay |
-//! | `connection` | whether Kafka answers; the thread that asks |
+//! | `connection` | whether Kafka answers |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
 
 mod connection;
@@ -28,12 +28,11 @@ use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use connection::Probe;
 use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
 use options::{Options, Transactional};
 use partitions::{Openings, Release, Waiting, hash};
-use producer::{FULL_RETRY, Inner, Producer};
+use producer::{FULL_RETRY, Inner, Probe, Producer};
 
 use super::{Connection, Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
