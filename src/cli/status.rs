@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 use crate::cli::config::{self, Common, flags};
 use crate::cli::output::{Outcome, aligned, counted, json_line, print_line, print_to_reader, warn};
 use crate::cli::sql::Session;
-use crate::cli::undelivered::parked::Waiting;
+use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::config::unit::{human_bytes, parse_bytes};
@@ -115,7 +115,7 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
                 .and(NextCommand::new("run").option("slot", slot)),
         ));
     }
-    report.parked = Waiting::read(session, slot).await?;
+    report.parked = ParkedCount::read(session, slot).await?;
     if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
         let waited = looks.look(Instant::now(), confirmed, end);
         report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
@@ -151,7 +151,7 @@ struct Report {
     #[serde(flatten)]
     relay: Sessions,
     #[serde(flatten)]
-    parked: Waiting,
+    parked: ParkedCount,
     #[serde(flatten)]
     wal: Wal,
     /// Whether the slot decodes prepared transactions at their `PREPARE`; walrelay's slots never do.
@@ -459,7 +459,7 @@ mod tests {
             "wal_status": "reserved", "two_phase": false,
         });
         row.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        let parked = Waiting { events: Some(5), oldest_seconds: Some(200.0) };
+        let parked = ParkedCount { events: Some(5), oldest_seconds: Some(200.0) };
         Report { healthy: true, parked, ..serde_json::from_value(row).unwrap() }
     }
 

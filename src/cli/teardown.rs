@@ -12,7 +12,7 @@ use crate::cli::config::{self, Common, flags};
 use crate::cli::output::{Outcome, confirm, note, print_line, warn};
 use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
-use crate::cli::undelivered::parked::Waiting;
+use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
@@ -80,7 +80,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot, &outboxes).await?;
     }
-    if let Some(text) = Waiting::read(&session, &source.slot).await?.stay_behind(&source.slot) {
+    if let Some(text) = ParkedCount::read(&session, &source.slot).await?.stay_behind(&source.slot) {
         note(format_args!("note: {text}"));
     }
     let doomed: Vec<_> = [

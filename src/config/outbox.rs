@@ -136,13 +136,13 @@ impl Upkeep {
 }
 
 impl OutboxConfig {
-    pub(crate) fn place(&self, column: &str) -> Option<usize> {
+    pub(crate) fn index_of(&self, column: &str) -> Option<usize> {
         self.columns.iter().position(|known| known == column)
     }
 
     /// This column is needed too.
     pub fn need(&mut self, column: &str) {
-        if self.place(column).is_none() {
+        if self.index_of(column).is_none() {
             self.columns.push(column.to_owned());
         }
     }
@@ -153,11 +153,11 @@ impl OutboxConfig {
         let (routed, mut places) = (self.columns.len(), vec![0]);
         for column in index {
             self.need(column);
-            places.extend(self.place(column).filter(|place| *place > 0));
+            places.extend(self.index_of(column).filter(|place| *place > 0));
         }
         let transaction = transaction.and_then(|column| {
             self.need(column);
-            self.place(column)
+            self.index_of(column)
         });
         self.row_key = Some(RowKey { places, transaction, added: self.columns.len() - routed });
     }

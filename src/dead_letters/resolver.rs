@@ -198,7 +198,7 @@ impl<'c> Resolver<'c> {
                 () = turns.next(retry) => {}
                 () = self.markers.deliveries(&mut marked) => self.marked(&mut marked),
                 () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent),
-                error = &mut unusable => return Err(error),
+                error = &mut unusable, if self.failed.is_none() => self.fail(error),
                 next = incoming.recv(), if room => match next {
                     Some(Ok(chosen)) => self.take(chosen),
                     Some(Err(error)) => self.fail(error),

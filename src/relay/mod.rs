@@ -17,9 +17,9 @@ use crate::telemetry::Telemetry;
 use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 
-mod checks;
 pub mod delivered_before;
 pub(crate) mod drain;
+mod jobs;
 mod outage;
 mod parked_index;
 pub mod pipeline;

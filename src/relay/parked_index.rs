@@ -12,7 +12,7 @@ use crate::event::{Place, RowId, Shown, Via};
 use crate::position::Lsn;
 use crate::relay::write_back::RowPolicy;
 use crate::route::Record;
-use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::ParkedRef;
 
 /// Events that may be parked: what an operator can look through, and some 30 MB of memory.
 const EVENTS_MAX: usize = 100_000;
@@ -32,7 +32,7 @@ pub(super) struct ParkedIndex {
     /// How many more may be parked.
     beyond: usize,
     /// While the table is read: events that were on their way to it, or were parked since.
-    since_look: Option<Vec<Waiting>>,
+    since_look: Option<Vec<ParkedRef>>,
     /// Outboxes for which it was logged that an event came again which is known by its row key alone.
     warned: HashSet<usize>,
     /// How many came again so.
@@ -72,11 +72,11 @@ struct ParkedEntry {
 #[derive(Debug, Default)]
 pub(super) struct RetryReport {
     /// Events that were delivered or dropped.
-    pub(super) released: Vec<Waiting>,
+    pub(super) released: Vec<ParkedRef>,
     /// Topics that took records.
     pub(super) accepting: BTreeSet<String>,
     /// What the table has, read after [`ParkedIndex::begin_look`].
-    pub(super) table: Option<Vec<Waiting>>,
+    pub(super) table: Option<Vec<ParkedRef>>,
 }
 
 impl ParkedIndex {
@@ -154,7 +154,7 @@ impl ParkedIndex {
     ///
     /// # Errors
     /// Too many are.
-    pub(super) fn park(&mut self, event: Waiting) -> Result<(), Error> {
+    pub(super) fn park(&mut self, event: ParkedRef) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
             let cause = format!("{} events are parked, which is the limit", self.count);
             return Err(Error::new(Kind::Event, cause)
@@ -170,13 +170,13 @@ impl ParkedIndex {
         Ok(())
     }
 
-    fn put(&mut self, event: Waiting) {
+    fn put(&mut self, event: ParkedRef) {
         if !self.holds(&event.row, &event.place) {
             self.add(event);
         }
     }
 
-    fn add(&mut self, Waiting { row, place, key, refused_by }: Waiting) {
+    fn add(&mut self, ParkedRef { row, place, key, refused_by }: ParkedRef) {
         self.count += 1;
         let key = key.map(|key| {
             let aggregates = self.aggregates.entry(row.outbox).or_default();
@@ -194,7 +194,7 @@ impl ParkedIndex {
     }
 
     /// This event is parked no longer. With the last one its aggregate continues, and so does the topic that refused it.
-    pub(super) fn release(&mut self, Waiting { row, place, .. }: &Waiting) {
+    pub(super) fn release(&mut self, ParkedRef { row, place, .. }: &ParkedRef) {
         let Some(entries) = self.rows.get_mut(row) else { return };
         let exactly = entries.iter().position(|entry| entry.place == *place);
         let at = exactly.or_else(|| entries.iter().position(|entry| entry.place.is_same_event(place)));
@@ -227,10 +227,11 @@ impl ParkedIndex {
         released.iter().for_each(|event| self.release(event));
         // Of a look that an earlier session began nothing counts.
         let Some(table) = table.filter(|_| self.since_look.is_some()) else { return };
-        let before = self.count;
+        let before = std::mem::take(&mut self.rows);
         self.reload(table);
         // A pass that could not report it has taken them away, or another relay, or somebody by hand.
-        let gone = before.saturating_sub(self.count);
+        let gone = before.iter().flat_map(|(row, entries)| entries.iter().map(move |entry| (row, &entry.place)));
+        let gone = gone.filter(|(row, place)| !self.holds(row, place)).count();
         if gone > 0 {
             tracing::info!(%slot, events = gone, "parked events are gone from walrelay.parked; the events behind them continue");
         }
@@ -245,27 +246,28 @@ impl ParkedIndex {
     }
 
     /// The table is read from here on: these events are on their way to it.
-    pub(super) fn begin_look(&mut self, under_way: Vec<Waiting>) {
+    pub(super) fn begin_look(&mut self, under_way: Vec<ParkedRef>) {
         self.since_look = Some(under_way);
     }
 
     /// A session begins with what the table has.
-    pub(super) fn begin(&mut self, table: Vec<Waiting>) {
+    pub(super) fn begin(&mut self, table: Vec<ParkedRef>) {
         self.load(table);
+        self.warned.clear();
         let over = self.count.checked_sub(EVENTS_MAX);
         self.beyond = over.map_or(0, |over| over + AT_START);
     }
 
     /// The same while a session lasts: a topic that took a record since does not refuse for what the table says.
-    fn reload(&mut self, mut table: Vec<Waiting>) {
-        for event in &mut table {
+    fn reload(&mut self, mut table: Vec<ParkedRef>) {
+        for event in table.iter_mut().chain(self.since_look.iter_mut().flatten()) {
             event.refused_by.take_if(|topic| !self.refusing.contains_key(topic));
         }
         self.load(table);
     }
 
     /// What the table has is parked, and what was parked since it was read or was on its way there.
-    fn load(&mut self, table: Vec<Waiting>) {
+    fn load(&mut self, table: Vec<ParkedRef>) {
         let since_look = self.since_look.take().unwrap_or_default();
         (self.rows, self.count) = (HashMap::new(), 0);
         (self.aggregates, self.refusing) = (HashMap::new(), HashMap::new());
@@ -374,25 +376,30 @@ mod tests {
         RowId { outbox: 0, key: vec![id] }
     }
 
-    fn waiting(outbox: usize, id: u8, key: Option<&str>) -> Waiting {
-        Waiting { row: RowId { outbox, key: vec![id] }, place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+    fn waiting(outbox: usize, id: u8, key: Option<&str>) -> ParkedRef {
+        ParkedRef {
+            row: RowId { outbox, key: vec![id] },
+            place: SLOT,
+            key: key.map(|key| key.into()),
+            refused_by: None,
+        }
     }
 
     /// A session begins while these are in the table, and those on their way there.
-    fn begin(parking: &mut ParkedIndex, table: Vec<Waiting>, under_way: Vec<Waiting>) {
+    fn begin(parking: &mut ParkedIndex, table: Vec<ParkedRef>, under_way: Vec<ParkedRef>) {
         parking.begin_look(under_way);
         parking.begin(table);
     }
 
     /// The table was read. Gives how many events fewer are parked.
-    fn read(parking: &mut ParkedIndex, table: Vec<Waiting>) -> usize {
+    fn read(parking: &mut ParkedIndex, table: Vec<ParkedRef>) -> usize {
         let (before, slot) = (parking.count(), "orders".parse().unwrap());
         parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &slot);
         before - parking.count()
     }
 
-    fn at(commit_lsn: u64, index: u64, via: Via) -> Waiting {
-        Waiting { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..waiting(0, 1, Some("a")) }
+    fn at(commit_lsn: u64, index: u64, via: Via) -> ParkedRef {
+        ParkedRef { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..waiting(0, 1, Some("a")) }
     }
 
     #[test]
@@ -423,7 +430,7 @@ mod tests {
     fn what_comes_again_from_before_all_that_wait_goes_before_them() {
         use Via::{Slot, Table};
         let mut parking = ParkedIndex::default();
-        let is_blocked = |parking: &ParkedIndex, of: &Waiting| parking.is_blocked(0, Some(b"a"), &of.place);
+        let is_blocked = |parking: &ParkedIndex, of: &ParkedRef| parking.is_blocked(0, Some(b"a"), &of.place);
         parking.park(at(200, 3, Slot)).unwrap();
         parking.park(at(300, 0, Slot)).unwrap();
         assert!(!is_blocked(&parking, &at(200, 2, Slot)) && !is_blocked(&parking, &at(100, 9, Slot)));
@@ -431,7 +438,7 @@ mod tests {
             assert!(is_blocked(&parking, &later), "{later:?}");
         }
         // What was read from the table may be of any time.
-        parking.park(Waiting { row: row(2), ..at(500, 0, Table) }).unwrap();
+        parking.park(ParkedRef { row: row(2), ..at(500, 0, Table) }).unwrap();
         assert!(is_blocked(&parking, &at(100, 0, Slot)));
     }
 
@@ -440,7 +447,7 @@ mod tests {
         use Via::{Replay, Slot, Table};
         let mut parking = ParkedIndex::default();
         parking.park(at(100, 0, Slot)).unwrap();
-        let holds = |parking: &ParkedIndex, of: &Waiting| parking.holds(&of.row, &of.place);
+        let holds = |parking: &ParkedIndex, of: &ParkedRef| parking.holds(&of.row, &of.place);
         // By the slot its place decides; from the table, whether it was there by then.
         for same in [at(100, 0, Slot), at(101, 7, Table), at(300, 0, Replay)] {
             assert!(holds(&parking, &same), "{same:?}");
@@ -473,6 +480,13 @@ mod tests {
         assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.release(&copy);
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
+        // The table has another place of the same event.
+        parking.park(one.clone()).unwrap();
+        parking.begin_look(Vec::new());
+        read(&mut parking, vec![at(300, 0, Via::Table)]);
+        assert_eq!(parking.count(), 1);
+        parking.release(&at(300, 0, Via::Table));
+        assert!(!parking.is_any());
     }
 
     #[test]
@@ -501,18 +515,19 @@ mod tests {
     #[test]
     fn a_topic_that_takes_records_again_does_not_refuse_for_what_is_left_in_the_table() {
         let mut parking = ParkedIndex::default();
-        let refused = |id, topic: &str| Waiting { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
+        let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
         begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
         parking.accepts("orders");
-        parking.begin_look(Vec::new());
-        assert_eq!(read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]), 0);
-        assert!(!parking.is_refusing("orders") && parking.is_refusing("mail"));
+        // One is on its way to the table since before the topic took a record.
+        parking.begin_look(vec![refused(3, "orders")]);
+        read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]);
+        assert!(!parking.is_refusing("orders") && parking.is_refusing("mail") && parking.holds_row(&row(3)));
     }
 
     #[test]
     fn a_topic_that_refuses_does_so_until_it_takes_one_or_none_waits_for_it() {
         let mut parking = ParkedIndex::default();
-        let refused = |id| Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
+        let refused = |id| ParkedRef { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
         begin(&mut parking, vec![refused(1)], Vec::new());
         assert!(
             parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a"), &SLOT)
@@ -536,7 +551,7 @@ mod tests {
     fn no_more_than_somebody_can_look_through_wait() {
         let mut parking = ParkedIndex::default();
         let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
-        let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
+        let one = |number| ParkedRef { row: id(number), ..waiting(0, 0, None) };
         let of = |count: usize| (1..=count).map(one).collect();
         // A relay that stopped for the limit gets the time to do what was asked.
         begin(&mut parking, of(EVENTS_MAX), Vec::new());

@@ -30,7 +30,7 @@ use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 use crate::telemetry::IntakeClosed;
 use crate::upkeep::Failure;
-use crate::upkeep::parked::{Parked, Waiting};
+use crate::upkeep::parked::{ParkedEvent, ParkedRef};
 
 /// What does not change while a relay lives.
 #[derive(Debug, Clone)]
@@ -60,8 +60,8 @@ impl Setup {
     }
 
     /// What is parked of `event`, where events are parked that are given up.
-    fn parks(&self, event: &Event<'_>) -> Option<Box<Parked>> {
-        (self.delivery.on_error == OnError::Park).then(|| Box::new(Parked::of(event, self.columns(event.outbox))))
+    fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
+        (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
     }
 }
 
@@ -114,7 +114,7 @@ pub struct InFlight {
     /// Its record, where it is isolated because the broker may refuse it.
     isolated: Option<OwnedRecord>,
     /// What is parked of it, should it be given up.
-    parks: Option<Box<Parked>>,
+    parks: Option<Box<ParkedEvent>>,
     /// Its topic, where that refused the record before.
     refusing: Option<String>,
 }
@@ -393,7 +393,7 @@ impl<S: Sink> Publisher<S> {
                     // It was not tried, and that costs it no try.
                     Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
                 });
-                self.park(Parked::of(event, self.setup.columns(event.outbox)), &known, record, why)
+                self.park(ParkedEvent::of(event, self.setup.columns(event.outbox)), &known, record, why)
             }
         }
     }
@@ -691,6 +691,7 @@ impl<S: Sink> Publisher<S> {
             let why = Some(Failure { attempts: 1, ..failure });
             return record.with_record(|record| self.park(*parked, &event, record, why));
         }
+        debug_assert_ne!(self.setup.delivery.on_error, OnError::Park, "P3: skipped in place of parked");
         let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
         let DeliveryConfig { on_error, dead_letter_topic, .. } = &self.setup.delivery;
         let (slot, outbox, row, place) = (&self.setup.slot, &*rows.outbox, Shown::of(id.row.id()), event.place);
@@ -731,7 +732,7 @@ impl<S: Sink> Publisher<S> {
     // Parked events: those that cannot be delivered yet, and those behind them.
 
     /// These events are parked, by what the table says now that no other relay writes to it.
-    pub(super) fn set_parked(&mut self, table: Vec<Waiting>) {
+    pub(super) fn set_parked(&mut self, table: Vec<ParkedRef>) {
         self.begin_look();
         self.parking.begin(table);
     }
@@ -745,7 +746,13 @@ impl<S: Sink> Publisher<S> {
 
     /// Parks an event: `why`, unless it is parked behind an earlier one. What comes of its aggregate is parked behind it.
     #[cold]
-    fn park(&mut self, mut parked: Parked, event: &InFlight, record: &Record<'_>, why: Option<Failure>) -> Result<()> {
+    fn park(
+        &mut self,
+        mut parked: ParkedEvent,
+        event: &InFlight,
+        record: &Record<'_>,
+        why: Option<Failure>,
+    ) -> Result<()> {
         let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
         let (slot, place) = (&self.setup.slot, parked.place);
         if self.parking.holds(&parked.row, &place) {
@@ -816,10 +823,10 @@ fn dead_letter_refused(error: &Error, topic: &str) -> Error {
 }
 
 /// What is kept in memory of a parked event.
-fn waiting_as(event: &Parked) -> Waiting {
+fn waiting_as(event: &ParkedEvent) -> ParkedRef {
     let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
-    Waiting { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+    ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
 }
 
 /// What a record counts against the limit on bytes in flight.

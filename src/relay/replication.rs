@@ -1,7 +1,7 @@
 //! The loop of one session of the slot.
 //!
-//! Beside what [`SharedLoop`] waits for, and after it: the end of a store, of a look at the catalog or of a measurement; then
-//! the socket, always for writing, for reading only while there is room (P4).
+//! Before the inputs of [`SharedLoop`], the loop waits for the end of a job: a position that is stored counts before the end
+//! of its session does. After them, it waits for the socket: always for writing, for reading only while there is room (P4).
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::event::{Ignored, RowId};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::position::{Lsn, Position};
-use crate::relay::checks::{Done, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::delivered_before::Tail;
+use crate::relay::jobs::{Done, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::session::Session;
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop};
@@ -271,9 +271,10 @@ impl ReplicationLoop<'_> {
         let Readiness { reads, has_more, delivers } = self.session.stream.prepare(room, rest.is_some());
         tokio::select! {
             biased;
+            // A job ends once each time that it is begun, so jobs hold up nothing.
+            done = self.jobs.next() => Input::Job(Box::new(done)),
             input = self.shared.next(&mut self.pipeline.publisher, wake, delivers, true) => Input::Shared(input),
             () = self.session.stream.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Shared(SharedInput::Clock),
-            done = self.jobs.next() => Input::Job(Box::new(done)),
             io = self.session.stream.wal.ready_io(reads) => Input::Socket(io),
             () = std::future::ready(()), if has_more => Input::Shared(SharedInput::Clock),
             () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,

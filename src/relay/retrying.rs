@@ -31,7 +31,7 @@ use crate::relay::store::Known;
 use crate::sink::Sink;
 use crate::state::Stored;
 use crate::telemetry::Metrics;
-use crate::upkeep::parked::{BEHIND, Head, Held, Limit, Parked, Waiting};
+use crate::upkeep::parked::{AggregateHead, BEHIND, Limit, ParkedEvent, ParkedRef, ParkedRow};
 use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
 /// How often the table is asked which events are due, while any are parked.
@@ -248,7 +248,7 @@ impl Shared {
         self.known.tried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_acked(&self, held: &Held) -> bool {
+    fn is_acked(&self, held: &ParkedRow) -> bool {
         self.memory().is_acked(held.id, held.event.place)
     }
 }
@@ -353,7 +353,7 @@ impl RetryRun<'_> {
         }
     }
 
-    async fn drop_these(&mut self, dropped: Vec<(i64, Waiting, Failure)>, until: Instant) -> Result<()> {
+    async fn drop_these(&mut self, dropped: Vec<(i64, ParkedRef, Failure)>, until: Instant) -> Result<()> {
         let mut batch = Batch::default();
         dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
         dropped.iter().for_each(|dropped| self.log_drop(dropped));
@@ -371,16 +371,16 @@ impl RetryRun<'_> {
             match self.marker.settle(&alone).await {
                 Ok(_) => self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.known.dropped),
                 Err(error) => {
-                    let (id, Waiting { row, key, .. }, _) = dropped;
+                    let (id, ParkedRef { row, key, .. }, _) = dropped;
                     let trouble = Trouble::of("dropping it, as an operator asked", &row, error);
-                    self.blocked(&Head { id, outbox: row.outbox, key }, trouble).await?;
+                    self.blocked(&AggregateHead { id, outbox: row.outbox, key }, trouble).await?;
                 }
             }
         }
         Ok(())
     }
 
-    fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, Waiting, Failure)) {
+    fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
         batch.unparked.push(*id);
         let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
         // It was delivered before somebody asked.
@@ -393,7 +393,7 @@ impl RetryRun<'_> {
     }
 
     /// Logged before it is done: whatever ends this process, none goes without a line.
-    fn log_drop(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
+    fn log_drop(&self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
         if !self.shared.memory().was_blocked(*id) {
             let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
             let (class, cause) = (failure.class, &failure.cause);
@@ -402,8 +402,8 @@ impl RetryRun<'_> {
     }
 
     /// These are parked no longer, which `counter` counts. Gives how many they are.
-    fn gone(&self, events: impl IntoIterator<Item = (i64, Waiting)>, counter: &AtomicU64) -> u64 {
-        let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
+    fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &AtomicU64) -> u64 {
+        let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
         ids.iter().for_each(|id| self.shared.memory().written(*id));
         let count = ids.len() as u64;
         counter.fetch_add(count, Ordering::Relaxed);
@@ -444,7 +444,7 @@ impl RetryRun<'_> {
     ///
     /// # Errors
     /// The fault is not of this aggregate alone.
-    async fn blocked(&self, head: &Head, trouble: Trouble) -> Result<()> {
+    async fn blocked(&self, head: &AggregateHead, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
         let (pause, is_new) = self.shared.memory().block(Retry::Event(head.id), Instant::now(), !is_whole);
         let (doing, row, error) = match trouble {
@@ -467,7 +467,7 @@ impl RetryRun<'_> {
 
     /// Sends the events of an aggregate from its first on, in their order, until one fails or none is left. `head` is the
     /// first that is not done.
-    async fn aggregate(&mut self, producer: &mut RetryProducer<'_>, head: &mut Head) -> Result<(), Trouble> {
+    async fn aggregate(&mut self, producer: &mut RetryProducer<'_>, head: &mut AggregateHead) -> Result<(), Trouble> {
         // The first one alone: a batch is refused as a whole.
         let (mut alone, mut is_row) = (true, true);
         loop {
@@ -517,7 +517,7 @@ impl RetryRun<'_> {
     }
 
     /// The next events of an aggregate. Either Kafka has all of them, which is not in the table yet, or none.
-    async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
+    async fn read(&self, head: &AggregateHead, alone: bool) -> Result<Vec<ParkedRow>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
         let limit = Limit { events, bytes: self.shared.config.kafka.max_in_flight_bytes / COPIES };
         let mut held = self
@@ -526,7 +526,7 @@ impl RetryRun<'_> {
             .await
             .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
         let first = held.first().map(|held| self.shared.is_acked(held));
-        let goes = |held: &&Held| {
+        let goes = |held: &&ParkedRow| {
             !held.is_dropped && is_stored(held.event.place, &self.stored) && Some(self.shared.is_acked(held)) == first
         };
         held.truncate(held.iter().take_while(goes).count());
@@ -535,10 +535,10 @@ impl RetryRun<'_> {
 
     /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
     /// is not.
-    async fn write(&mut self, head: &mut Head, events: &[Held]) -> Result<(), Trouble> {
-        let entry = |held: &Held| {
-            let Parked { row, place, key, .. } = &held.event;
-            (held.id, Waiting { row: row.clone(), place: *place, key: key.clone(), refused_by: None })
+    async fn write(&mut self, head: &mut AggregateHead, events: &[ParkedRow]) -> Result<(), Trouble> {
+        let entry = |held: &ParkedRow| {
+            let ParkedEvent { row, place, key, .. } = &held.event;
+            (held.id, ParkedRef { row: row.clone(), place: *place, key: key.clone(), refused_by: None })
         };
         if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
             self.summary.sent += self.gone(events.iter().map(entry), &self.shared.known.unparked);
@@ -553,7 +553,7 @@ impl RetryRun<'_> {
         Ok(())
     }
 
-    fn delivered(&self, events: &[Held]) -> Batch {
+    fn delivered(&self, events: &[ParkedRow]) -> Batch {
         let outboxes = &self.shared.config.outboxes;
         let writes = |row: &&RowId| outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
         Batch {
@@ -569,7 +569,7 @@ impl RetryRun<'_> {
     }
 
     /// The event failed once more: writes that to the table, and when it is retried.
-    async fn fail(&mut self, held: &Held, Refusal { error, is_logged, .. }: &Refusal) -> Result<(), Trouble> {
+    async fn fail(&mut self, held: &ParkedRow, Refusal { error, is_logged, .. }: &Refusal) -> Result<(), Trouble> {
         let (config, row) = (&self.shared.config, &held.event.row);
         let attempts = if held.class == BEHIND { 1 } else { held.attempts.saturating_add(1) };
         let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };

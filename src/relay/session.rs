@@ -38,7 +38,7 @@ use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::{Waiting, none_left_behind, still_none_left_behind};
+use crate::upkeep::parked::{ParkedRef, none_left_behind, still_none_left_behind};
 
 /// How soon Kafka is asked again where it cannot be reached.
 const RETRY: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub(super) struct Session {
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
     /// The parked events.
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<ParkedRef>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
     pub(super) walsender_pid: i32,
@@ -199,7 +199,7 @@ struct Start {
     sink: Option<AnySink>,
     identity: Stored,
     wal_end: Lsn,
-    waiting: Vec<Waiting>,
+    waiting: Vec<ParkedRef>,
     /// Whether no table was known from which rows vanish right after they are written.
     had_whole_table: bool,
 }

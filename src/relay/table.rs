@@ -40,7 +40,7 @@ use crate::source::preflight::{self, Facts};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::{Waiting, none_left_behind};
+use crate::upkeep::parked::{ParkedRef, none_left_behind};
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
@@ -116,7 +116,7 @@ pub(super) async fn run(
 /// The sessions that read the tables and write to their rows.
 struct Opened {
     marker: Option<Arc<Marker>>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<ParkedRef>,
     reader: Reader,
     tables: Vec<OutboxTable>,
 }

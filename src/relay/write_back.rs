@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::{OutboxConfig, SlotName, max_attempts};
 use crate::event::{Event, Place, RowId, Shown};
 use crate::position::{Lsn, Position};
-use crate::upkeep::parked::Parked;
+use crate::upkeep::parked::ParkedEvent;
 use crate::upkeep::{Batch, Failure};
 
 /// What is written to one row.
@@ -17,7 +17,7 @@ pub(super) enum WriteBack {
     /// Its event was given up.
     Failed(RowId, Failure),
     /// Its event is written to `walrelay.parked`; the row is marked as well if `marks`.
-    Parked { event: Arc<Parked>, marks: bool },
+    Parked { event: Arc<ParkedEvent>, marks: bool },
 }
 
 /// A write-back of an event that is delivered.
@@ -65,7 +65,7 @@ impl WriteBacks {
     }
 
     /// An event is parked, and will be pushed once all before it are delivered.
-    pub(super) fn expect(&mut self, event: &Parked) {
+    pub(super) fn expect(&mut self, event: &ParkedEvent) {
         self.parked_bytes += event.bytes();
     }
 
@@ -147,14 +147,14 @@ impl WriteBacks {
     }
 
     /// Events that are to be written to `walrelay.parked`.
-    pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
+    pub(super) fn parked(&self) -> impl Iterator<Item = &ParkedEvent> {
         self.queue.iter().filter_map(|due| due.write_back.parked())
     }
 }
 
 impl WriteBack {
     /// The event that is to be written to `walrelay.parked`.
-    pub(super) fn parked(&self) -> Option<&Parked> {
+    pub(super) fn parked(&self) -> Option<&ParkedEvent> {
         match self {
             WriteBack::Parked { event, .. } => Some(event),
             WriteBack::Acked(_) | WriteBack::Failed(..) => None,
@@ -201,7 +201,7 @@ impl RowPolicy {
             pending: outbox.upkeep.pending.is_some(),
             failed,
             tried: outbox.upkeep.mark_waiting.is_some(),
-            max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
+            max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.index_of(column)),
             logged: false,
         }
     }
@@ -235,7 +235,7 @@ impl RowPolicy {
     }
 
     /// What is written of `event`, which is parked.
-    pub(super) fn on_parked(&self, event: Parked) -> WriteBack {
+    pub(super) fn on_parked(&self, event: ParkedEvent) -> WriteBack {
         let marks = self.tried && event.tried().is_some();
         WriteBack::Parked { event: Arc::new(event), marks }
     }

@@ -94,7 +94,7 @@ impl Router {
     /// A template needs a column that `outbox` does not list as needed.
     pub fn new(outbox: &OutboxConfig) -> Result<Self, UnknownColumn> {
         let config = &outbox.route;
-        let bind = |template: &Template| template.bind(|column| outbox.place(column));
+        let bind = |template: &Template| template.bind(|column| outbox.index_of(column));
         let bind_column = |column: &str| bind(&Template::column(column));
         let bind_named = |(name, template): &(String, Template)| Ok((name.clone(), bind(template)?));
         let value = match &config.value {
@@ -176,6 +176,7 @@ impl Router {
             fixed_count += 1;
         }
         let partition = number(self.partition.as_ref(), row, "the number of a partition", partition_in)?;
+        let timestamp_ms = number(self.timestamp.as_ref(), row, "a time since 1970", timestamp_ms_in)?;
         Ok(Routed {
             topic: self.topics.name(topic),
             key,
@@ -184,7 +185,7 @@ impl Router {
             fixed_count,
             more,
             partition: partition.and_then(|partition| i32::try_from(partition).ok()),
-            timestamp_ms: number(self.timestamp.as_ref(), row, "a time since 1970", timestamp_ms_in)?,
+            timestamp_ms,
             left_out,
         })
     }

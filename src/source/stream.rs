@@ -97,7 +97,7 @@ pub(crate) struct WalStream<S = Transport> {
     stream: S,
     slot: SlotName,
     inbox: Inbox,
-    outbox: Outbox,
+    output: Output,
     received: Lsn,
     confirmed: Lsn,
     /// The part of `confirmed` that the socket has taken.
@@ -118,7 +118,7 @@ enum End {
 
 /// The output queue: at most a partly written status and one after it.
 #[derive(Debug, Default)]
-struct Outbox {
+struct Output {
     bytes: Vec<u8>,
     written: usize,
     unflushed: bool,
@@ -134,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             stream,
             slot,
             inbox,
-            outbox: Outbox::default(),
+            output: Output::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
             confirmed_sent: Lsn::ZERO,
@@ -190,14 +190,14 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.confirmed = self.confirmed.max(status.confirmed.min(self.received));
         let received = status.received.min(self.received).max(self.confirmed);
         // One that is partly written has to be finished; one that is not begun is replaced, its question kept.
-        self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
-        self.outbox.asks_for_reply |= status.reply_requested;
-        let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
-        self.outbox.bytes.extend(status_update(status, now_us()));
+        self.output.bytes.truncate(self.output.written.next_multiple_of(STATUS_FRAME_BYTES));
+        self.output.asks_for_reply |= status.reply_requested;
+        let status = Status { received, confirmed: self.confirmed, reply_requested: self.output.asks_for_reply };
+        self.output.bytes.extend(status_update(status, now_us()));
     }
 
     pub(crate) fn has_output(&self) -> bool {
-        self.write_error.is_none() && (!self.outbox.bytes.is_empty() || self.outbox.unflushed)
+        self.write_error.is_none() && (!self.output.bytes.is_empty() || self.output.unflushed)
     }
 
     /// Writes what is queued. Safe to cancel: what was written is not written again.
@@ -231,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             // It ended first, and reads no more.
             return if self.confirmed_sent == self.confirmed { Ok(()) } else { Err(not_finished(&self.slot)) };
         }
-        self.outbox.bytes.extend(COPY_DONE);
+        self.output.bytes.extend(COPY_DONE);
         // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
         let answered = timeout_at(deadline, self.drain(End::CopyDone)).await;
         answered.unwrap_or_else(|_| Err(not_finished(&self.slot)))?;
@@ -239,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         // for a successor; in the middle of a large transaction that takes it long, and a closed socket is faster.
         let patience = deadline.min(Instant::now() + RELEASE_PATIENCE);
         drop(timeout_at(patience, self.drain(End::Ready)).await);
-        self.outbox.bytes.extend(TERMINATE);
+        self.output.bytes.extend(TERMINATE);
         let goodbye = async {
             poll_fn(|cx| self.poll_output(cx)).await?;
             poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await
@@ -269,23 +269,23 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     }
 
     fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(rest) = self.outbox.bytes.get(self.outbox.written..).filter(|rest| !rest.is_empty()) {
+        while let Some(rest) = self.output.bytes.get(self.output.written..).filter(|rest| !rest.is_empty()) {
             match Pin::new(&mut self.stream).poll_write(cx, rest) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(Ok(written)) => {
-                    self.outbox.written += written;
-                    self.outbox.unflushed = true;
+                    self.output.written += written;
+                    self.output.unflushed = true;
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
             }
         }
-        self.outbox.bytes.clear();
-        self.outbox.written = 0;
-        self.outbox.asks_for_reply = false;
-        if self.outbox.unflushed {
+        self.output.bytes.clear();
+        self.output.written = 0;
+        self.output.asks_for_reply = false;
+        if self.output.unflushed {
             std::task::ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-            self.outbox.unflushed = false;
+            self.output.unflushed = false;
         }
         self.confirmed_sent = self.confirmed;
         Poll::Ready(Ok(()))

@@ -21,8 +21,8 @@ use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::parked::{
-    DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, Waiting,
-    none_left_behind,
+    AggregateHead, DOING, DROPPED, FailedAgain, Failure, INDEX, Limit, ParkedEvent, ParkedRef, ParkedRow, ParkedTable,
+    Parking, none_left_behind,
 };
 use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
@@ -58,7 +58,7 @@ pub struct Batch {
     /// Rows of events that were given up.
     pub failed: Vec<(RowId, Failure)>,
     /// Events to park.
-    pub parked: Vec<Arc<Parked>>,
+    pub parked: Vec<Arc<ParkedEvent>>,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
@@ -253,7 +253,7 @@ impl Marker {
     ///
     /// # Errors
     /// Those of the connection, and of a table that is gone or forbidden.
-    pub async fn waiting(&self) -> Result<Vec<Waiting>> {
+    pub async fn waiting(&self) -> Result<Vec<ParkedRef>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
         table.drop_orphans(client).await?;
@@ -262,7 +262,7 @@ impl Marker {
     }
 
     /// The first event of each aggregate that is due for a retry, `limit` at most, without those in `except`.
-    pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
+    pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<AggregateHead>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
         let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.due, &[&table.slot, &limit, &except])).await?;
@@ -273,7 +273,7 @@ impl Marker {
     ///
     /// # Errors
     /// As [`Marker::waiting`], and for a row of the table that makes no event.
-    pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
+    pub async fn held(&self, head: &AggregateHead, limit: Limit) -> Result<Vec<ParkedRow>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
         let name = table.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
@@ -306,7 +306,7 @@ impl Marker {
     }
 
     /// Parked events that an operator asked to drop, without those in `except`: id, event, and failure.
-    pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
+    pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, ParkedRef, Failure)>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
         let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&table.slot, &limit, &except])).await?;

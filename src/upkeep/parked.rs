@@ -51,7 +51,7 @@ pub struct Failure {
 pub struct FailedAgain {
     /// The row of the table of parked events.
     pub id: i64,
-    /// That row as it was when the event was tried: [`Held::version`].
+    /// That row as it was when the event was tried: [`ParkedRow::version`].
     pub version: String,
     /// Its own row.
     pub row: RowId,
@@ -63,7 +63,7 @@ pub struct FailedAgain {
 
 /// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parked {
+pub struct ParkedEvent {
     /// Its row.
     pub row: RowId,
     /// The key of its record. Without one it has no order.
@@ -93,15 +93,15 @@ pub struct ParkedColumn {
     pub text: Option<Vec<u8>>,
 }
 
-impl Parked {
+impl ParkedEvent {
     /// What is kept of `event`, whose columns have these names. Key and topic are those of its record.
-    pub fn of(event: &Event<'_>, names: &[String]) -> Parked {
+    pub fn of(event: &Event<'_>, names: &[String]) -> ParkedEvent {
         let column = |(place, name): (usize, &String)| ParkedColumn {
             name: name.clone(),
             type_oid: event.row.type_oid(place),
             text: event.row.get(place).map(<[u8]>::to_vec),
         };
-        Parked {
+        ParkedEvent {
             row: event.row_id(),
             key: None,
             topic: None,
@@ -126,13 +126,13 @@ impl Parked {
     /// What it holds of memory, in bytes.
     pub fn bytes(&self) -> usize {
         let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
-        size_of::<Parked>() + self.row.key.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
+        size_of::<ParkedEvent>() + self.row.key.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
     }
 }
 
 /// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct ParkedRef {
     /// Its row.
     pub row: RowId,
     /// Where it stands.
@@ -145,7 +145,7 @@ pub struct Waiting {
 
 /// An aggregate, or an event without one, by its first parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub struct AggregateHead {
     /// The row of the table.
     pub id: i64,
     /// The outbox, by index.
@@ -156,11 +156,11 @@ pub struct Head {
 
 /// A parked event that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct ParkedRow {
     /// The row of the table.
     pub id: i64,
     /// The event.
-    pub event: Parked,
+    pub event: ParkedEvent,
     /// Why it is parked, in a word; [`BEHIND`] where it was not tried.
     pub class: String,
     /// What happened when it was tried last.
@@ -182,7 +182,7 @@ pub struct Limit {
     pub bytes: usize,
 }
 
-impl Held {
+impl ParkedRow {
     /// Its columns as a table has them.
     pub fn described(&self) -> Vec<Column> {
         let columns = self.event.columns.iter();
@@ -277,30 +277,30 @@ impl ParkedTable {
     }
 
     /// The event in a row of `index.sql`; none where its outbox is not configured.
-    pub(super) fn waiting(&self, row: &Row) -> Result<Option<Waiting>, QueryError> {
+    pub(super) fn waiting(&self, row: &Row) -> Result<Option<ParkedRef>, QueryError> {
         let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
         let of = self.row_id(outbox, get(row, 1)?, get(row, 7)?);
-        Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
+        Ok(Some(ParkedRef { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
     }
 
     /// The aggregate of a row of `due.sql`; likewise.
-    pub(super) fn head(&self, row: &Row) -> Result<Option<Head>, QueryError> {
+    pub(super) fn head(&self, row: &Row) -> Result<Option<AggregateHead>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-        Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
+        Ok(Some(AggregateHead { id: get(row, 0)?, outbox, key: get(row, 2)? }))
     }
 
     /// The event in a row of `dropped.sql`, and why it was parked; likewise.
-    pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, Waiting, Failure)>, QueryError> {
+    pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, ParkedRef, Failure)>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
         let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
-        let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
+        let waiting = ParkedRef { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
         let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
         let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
         Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
     }
 
     /// The event in a row of `events.sql`, which is one of this outbox.
-    pub(super) fn held(&self, row: &Row, outbox: usize) -> Result<Held, QueryError> {
+    pub(super) fn held(&self, row: &Row, outbox: usize) -> Result<ParkedRow, QueryError> {
         let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
             (get(row, 8)?, get(row, 9)?, get(row, 10)?);
         let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
@@ -308,7 +308,7 @@ impl ParkedTable {
             type_oid: u32::try_from(type_oid).unwrap_or_default(),
             text,
         });
-        let event = Parked {
+        let event = ParkedEvent {
             row: self.row_id(outbox, get(row, 1)?, get(row, 16)?),
             key: get(row, 2)?,
             topic: get(row, 3)?,
@@ -320,7 +320,7 @@ impl ParkedTable {
         };
         let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
         let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
-        Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
+        Ok(ParkedRow { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
     }
 
     /// Inside a transaction of the caller's: it was tried and failed.
@@ -332,7 +332,7 @@ impl ParkedTable {
     }
 
     /// Inside a transaction of the caller's: this event is parked from its commit on. One that is parked already is left as it is.
-    pub(super) async fn park(&self, client: &Client, event: &Parked) -> Result<(), QueryError> {
+    pub(super) async fn park(&self, client: &Client, event: &ParkedEvent) -> Result<(), QueryError> {
         let via = match event.place.via {
             Via::Slot => "slot",
             Via::Table => "table",

@@ -321,7 +321,7 @@ impl Request {
 
 /// The parked events of a slot: two keys of `status --json`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Waiting {
+pub(crate) struct ParkedCount {
     /// None if there is no such table, or the role may not read it.
     #[serde(rename = "parked_events")]
     pub(crate) events: Option<i64>,
@@ -329,15 +329,15 @@ pub(crate) struct Waiting {
     pub(crate) oldest_seconds: Option<f64>,
 }
 
-impl Waiting {
-    pub(crate) async fn read(session: &Session, slot: &SlotName) -> Result<Waiting> {
+impl ParkedCount {
+    pub(crate) async fn read(session: &Session, slot: &SlotName) -> Result<ParkedCount> {
         let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
         if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
-            return Ok(Waiting::default());
+            return Ok(ParkedCount::default());
         }
         let row = session.row("counting parked events", HOW_MANY, &[&slot.as_str()]).await?;
-        let Some(row) = row else { return Ok(Waiting::default()) };
-        Ok(Waiting { events: column(&row, "events")?, oldest_seconds: column(&row, "oldest_seconds")? })
+        let Some(row) = row else { return Ok(ParkedCount::default()) };
+        Ok(ParkedCount { events: column(&row, "events")?, oldest_seconds: column(&row, "oldest_seconds")? })
     }
 
     /// What happens to the events after the slot is dropped; none if there are no events.
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn events_that_stay_behind_are_counted() {
         let slot: SlotName = "shop".parse().unwrap();
-        let text = |events| Waiting { events, oldest_seconds: None }.stay_behind(&slot);
+        let text = |events| ParkedCount { events, oldest_seconds: None }.stay_behind(&slot);
         assert_eq!((text(None), text(Some(0))), (None, None));
         let text = text(Some(5)).unwrap();
         assert!(text.starts_with("5 events of slot shop wait") && text.ends_with("where slot = 'shop'"), "{text}");

@@ -14,7 +14,7 @@ use crate::relay::stall_watchdog::StallGuard;
 use crate::route::{OwnedRecord, Router};
 use crate::sink::{AnySink, Delivery, EnqueueError, Sink as _};
 use crate::state::ServerIdentity;
-use crate::upkeep::parked::Held;
+use crate::upkeep::parked::ParkedRow;
 
 /// How long acks are waited for: a topic that does not exist is known to be missing after half of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ impl<'a> RetryProducer<'a> {
     ///
     /// # Errors
     /// What is about the whole outbox. Nothing was sent.
-    pub(super) async fn send(&mut self, events: &[Held]) -> Result<Sent> {
+    pub(super) async fn send(&mut self, events: &[ParkedRow]) -> Result<Sent> {
         let (mut records, mut unfit) = (Vec::with_capacity(events.len()), None);
         for held in events {
             let record = match self.record(held)? {
@@ -110,7 +110,7 @@ impl<'a> RetryProducer<'a> {
     }
 
     /// The record of an event, or why it has none.
-    fn record(&mut self, held: &Held) -> Result<Result<OwnedRecord>> {
+    fn record(&mut self, held: &ParkedRow) -> Result<Result<OwnedRecord>> {
         let event = &held.event;
         if !self.routes.contains_key(&event.row.outbox) {
             self.routes.insert(event.row.outbox, route_of(self.config, self.server, event.row.outbox)?);

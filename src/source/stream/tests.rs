@@ -186,21 +186,21 @@ async fn a_status_that_waits_is_replaced_and_one_under_way_is_finished() {
     }
     stream.queue_status(Status { reply_requested: true, ..told(50, 10) });
     stream.queue_status(told(50, 20));
-    stream.outbox.written = 0;
-    assert_eq!(stream.outbox.bytes.len(), STATUS_FRAME_BYTES);
+    stream.output.written = 0;
+    assert_eq!(stream.output.bytes.len(), STATUS_FRAME_BYTES);
     // As if the socket had taken seven bytes: these belong to the status that is under way.
-    let under_way = stream.outbox.bytes.clone();
-    stream.outbox.written = 7;
+    let under_way = stream.output.bytes.clone();
+    stream.output.written = 7;
     for confirmed in 21..40 {
         stream.queue_status(told(50, confirmed));
     }
-    assert_eq!(stream.outbox.bytes.len(), 2 * STATUS_FRAME_BYTES);
-    assert_eq!(stream.outbox.bytes[..STATUS_FRAME_BYTES], under_way);
+    assert_eq!(stream.output.bytes.len(), 2 * STATUS_FRAME_BYTES);
+    assert_eq!(stream.output.bytes[..STATUS_FRAME_BYTES], under_way);
     // Now in the middle of the second one.
-    stream.outbox.written = STATUS_FRAME_BYTES + 1;
+    stream.output.written = STATUS_FRAME_BYTES + 1;
     stream.queue_status(told(50, 50));
-    assert_eq!(stream.outbox.bytes.len(), 3 * STATUS_FRAME_BYTES);
-    stream.outbox.written = 0;
+    assert_eq!(stream.output.bytes.len(), 3 * STATUS_FRAME_BYTES);
+    stream.output.written = 0;
     let (flushed, sent) = tokio::join!(stream.flush_output(), async {
         [status(&mut server).await, status(&mut server).await, status(&mut server).await]
     });
@@ -306,7 +306,7 @@ async fn a_full_pipe_holds_up_neither_reading_nor_what_is_confirmed_last() {
     }
     assert!(stream.has_output());
     stream.queue_status(told(1 << 20, 999_999));
-    assert!(stream.outbox.bytes.len() <= 2 * STATUS_FRAME_BYTES);
+    assert!(stream.output.bytes.len() <= 2 * STATUS_FRAME_BYTES);
     server.send(b'd', &keepalive(2 << 20, 0)).await;
     assert_eq!(stream.ready_io(true).await.unwrap().received_bytes, 5 + 18);
     let (flushed, last) = tokio::join!(stream.flush_output(), async {

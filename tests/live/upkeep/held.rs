@@ -1,7 +1,7 @@
 //! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at once than memory is
 //! given for.
 
-use walrelay::upkeep::parked::{Head, Limit};
+use walrelay::upkeep::parked::{AggregateHead, Limit};
 use walrelay::upkeep::{Marker, Parking};
 
 use super::{conninfo, outboxes, runtime};
@@ -33,7 +33,7 @@ fn what_is_read_at_once_is_bounded_by_its_bytes_and_is_one_event_at_least() {
     insert(&sql, "'b'", 3);
     insert(&sql, "null::text", 2);
     let due = |limit, except: &[i64]| runtime.block_on(marker.due(limit, except)).unwrap();
-    let held = |head: &Head, events, bytes| -> Vec<u64> {
+    let held = |head: &AggregateHead, events, bytes| -> Vec<u64> {
         let held = runtime.block_on(marker.held(head, Limit { events, bytes })).unwrap();
         assert!(
             held.iter().all(|held| held.event.columns.len() == 2 && held.event.key == head.key && !held.is_dropped)
@@ -51,7 +51,7 @@ fn what_is_read_at_once_is_bounded_by_its_bytes_and_is_one_event_at_least() {
     assert_eq!(held(b, 200, usize::MAX), [1, 2, 3]);
     assert_eq!(held(alone, 200, usize::MAX), [1]);
     // From the middle on, and from behind the last.
-    let behind = |id| Head { id, ..a.clone() };
+    let behind = |id| AggregateHead { id, ..a.clone() };
     assert_eq!(held(&behind(a.id + 18), 200, usize::MAX), [19, 20]);
     assert_eq!(held(&behind(a.id + 20), 200, usize::MAX), Vec::<u64>::new());
 
