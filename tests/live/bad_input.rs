@@ -108,7 +108,7 @@ fn assert_ends(mut relay: Relay, exit: i32, says: &[&str]) {
 }
 
 #[test]
-fn a_row_that_no_record_can_be_made_of_is_named_with_its_column_and_what_to_do() {
+fn an_unroutable_row_is_named_with_its_column_and_a_remedy() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     sql.run(TABLE);
@@ -139,7 +139,7 @@ fn a_row_that_no_record_can_be_made_of_is_named_with_its_column_and_what_to_do()
 }
 
 #[test]
-fn a_row_without_an_id_is_named_by_its_place() {
+fn a_streamed_row_with_a_null_id_is_named_by_its_place() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
     setup(&world);
@@ -150,7 +150,7 @@ fn a_row_without_an_id_is_named_by_its_place() {
 }
 
 #[test]
-fn a_polled_row_without_an_id_is_named_by_its_column() {
+fn a_polled_row_with_a_null_id_is_named_by_its_column() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
     world.sql().run("alter table outbox add primary key (place), alter place add generated always as identity");
@@ -161,7 +161,7 @@ fn a_polled_row_without_an_id_is_named_by_its_column() {
 }
 
 #[test]
-fn sql_that_postgres_does_not_take_is_told_with_its_setting_before_the_mark() {
+fn invalid_sql_in_a_setting_ends_the_relay_before_the_first_mark() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
     world.sql().run("alter table outbox add primary key (place)");
@@ -173,7 +173,7 @@ fn sql_that_postgres_does_not_take_is_told_with_its_setting_before_the_mark() {
 }
 
 #[test]
-fn a_table_that_no_slot_can_stream_is_told_where_there_is_no_slot() {
+fn an_unlogged_table_and_a_view_are_refused_before_a_slot_exists() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run("create view shown as select * from outbox; alter table outbox set unlogged");
     assert_ends(world.run().start(), PUBLICATION, &["public.outbox is unlogged", "set logged"]);
@@ -185,7 +185,7 @@ fn a_table_that_no_slot_can_stream_is_told_where_there_is_no_slot() {
 }
 
 #[test]
-fn a_table_or_publication_that_lacks_something_is_told_at_the_start() {
+fn a_table_or_publication_with_a_fault_is_refused_at_start() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     sql.run(TABLE);
@@ -215,7 +215,7 @@ fn a_table_or_publication_that_lacks_something_is_told_at_the_start() {
 }
 
 #[test]
-fn text_that_is_not_utf_8_stops_the_relay_whatever_it_is_mapped_to() {
+fn text_that_is_not_utf_8_stops_the_relay_for_every_mapping() {
     let postgres = Postgres::shared();
     let world = World::bare(postgres, Kafka::shared().brokers());
     // The one encoding in which a server takes any bytes for text.
@@ -242,7 +242,7 @@ fn text_that_is_not_utf_8_stops_the_relay_whatever_it_is_mapped_to() {
 }
 
 #[test]
-fn events_come_however_their_rows_were_written_and_what_was_taken_back_does_not() {
+fn every_form_of_insert_is_relayed_and_rolled_back_rows_are_not() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     let kind = world.kind(0);

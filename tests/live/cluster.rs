@@ -10,7 +10,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 #[test]
-fn a_cluster_that_loses_leader_after_leader_under_writers_loses_and_reorders_nothing() {
+fn repeated_leader_failures_under_load_lose_and_reorder_nothing() {
     let chaos = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8));
     let cluster = Cluster::start();
     let world = World::on(Postgres::shared(), cluster.brokers());

@@ -147,7 +147,7 @@ fn columns_of_every_kind_arrive_byte_for_byte_as_key_header_value_and_member() {
 }
 
 #[test]
-fn a_domain_that_is_made_under_way_is_looked_through_too() {
+fn a_domain_created_while_streaming_has_its_base_type() {
     let world = World::new();
     let sql = world.sql();
     let mut relay = world.relay();

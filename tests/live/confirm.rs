@@ -11,7 +11,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 #[test]
-fn a_kill_in_mid_flight_with_one_topic_stalled_loses_nothing() {
+fn a_relay_killed_while_one_topic_stalls_loses_nothing() {
     let (kafka, second) = Kafka::pair();
     let world = World::on(Postgres::shared(), kafka.brokers());
     let nodes = [1; PARTITIONS as usize];
@@ -49,7 +49,7 @@ fn a_kill_in_mid_flight_with_one_topic_stalled_loses_nothing() {
 }
 
 #[test]
-fn a_kill_while_no_ack_comes_back_loses_nothing() {
+fn a_relay_killed_without_any_ack_loses_nothing() {
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let world = World::new();
     let mut relay = world.run().option("--brokers", &brokers).start();
@@ -75,7 +75,7 @@ fn a_kill_while_no_ack_comes_back_loses_nothing() {
 }
 
 #[test]
-fn rows_that_committed_while_no_relay_ran_arrive_when_it_starts() {
+fn rows_committed_while_no_relay_runs_are_published_at_its_start() {
     let world = World::on(Postgres::shared(), Kafka::shared().brokers());
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);

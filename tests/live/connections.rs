@@ -79,7 +79,7 @@ fn an_unknown_option_or_a_bad_slot_name_ends_with_2() {
 }
 
 #[test]
-fn a_server_that_is_not_up_yet_is_waited_for() {
+fn the_relay_waits_for_a_postgres_that_is_down() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     world.emit(&world.sql(), "a");
@@ -92,7 +92,7 @@ fn a_server_that_is_not_up_yet_is_waited_for() {
 }
 
 #[test]
-fn a_broker_that_is_not_up_yet_is_waited_for() {
+fn the_relay_waits_for_a_broker_that_is_down() {
     let world = World::new();
     world.emit(&world.sql(), "a");
     let nobody = format!("127.0.0.1:{}", free_port());
@@ -105,7 +105,7 @@ fn a_broker_that_is_not_up_yet_is_waited_for() {
 }
 
 #[test]
-fn a_broker_killed_and_started_again_under_load_loses_and_reorders_nothing() {
+fn a_broker_restart_under_load_loses_and_reorders_nothing() {
     let kafka = Kafka::private();
     let world = World::on(Postgres::shared(), kafka.brokers());
     let mut relay = world.relay();
@@ -158,7 +158,7 @@ fn a_second_relay_waits_for_the_slot_and_takes_over() {
 }
 
 #[test]
-fn everything_goes_over_a_unix_socket() {
+fn every_command_connects_over_a_unix_socket() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.run().option("--database-url", &postgres.url_by_socket(&world.name)).start();

@@ -41,7 +41,7 @@ fn write(world: &World, number: usize, stop: &AtomicBool) {
 }
 
 #[test]
-fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice() {
+fn a_relay_killed_every_few_seconds_under_load_publishes_few_duplicates() {
     let world = World::new();
     let (lasts, period) = crashes();
     // `WALRELAY_TEST_READ_TAILS=never` measures how many copies there are without.
@@ -102,7 +102,7 @@ fn skipped(relay: &Relay) -> f64 {
 }
 
 #[test]
-fn what_was_acked_and_not_stored_is_not_published_again_and_marked_all_the_same() {
+fn events_acked_and_not_stored_are_marked_and_not_published_again() {
     let world = World::new();
     let sql = world.sql();
     sql.run("alter table outbox add column sent boolean not null default false");
@@ -133,7 +133,7 @@ fn what_was_acked_and_not_stored_is_not_published_again_and_marked_all_the_same(
 }
 
 #[test]
-fn relays_of_two_slots_that_share_topics_lose_nothing_of_each_other() {
+fn relays_of_two_slots_on_shared_topics_lose_nothing() {
     let mine = World::new();
     let other = World::new().sharing_topics_of(&mine);
     let mut chance = generator("kills of two relays");
@@ -171,7 +171,7 @@ fn relays_of_two_slots_that_share_topics_lose_nothing_of_each_other() {
 }
 
 #[test]
-fn a_relay_that_may_write_topics_and_not_read_them_says_so_once_and_goes_on_with_copies() {
+fn a_relay_without_read_access_to_topics_warns_once_and_publishes_duplicates() {
     const USER: &str = "relay";
     let login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"relay\";";
     let settings = vec![("sasl.enabled.mechanisms", "PLAIN".to_owned()), ("plain.sasl.jaas.config", login.to_owned())];

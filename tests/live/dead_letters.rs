@@ -67,7 +67,7 @@ fn row(world: &World, sql: &Sql, key: &str, size: u32) -> String {
 }
 
 #[test]
-fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
+fn dead_letters_are_listed_shown_retried_and_resolved() {
     let world = World::new();
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", SMALL)]);
     topic::create(&world.brokers, &dead(&world), 3, &[]);
@@ -256,7 +256,7 @@ fn made(letters: impl Fn(&World) -> Vec<Record>) -> World {
 }
 
 #[test]
-fn killed_in_the_middle_it_sends_some_again_and_loses_none() {
+fn a_retry_of_dead_letters_that_is_killed_loses_none() {
     const LETTERS: usize = 4_000;
     let numbers: Vec<usize> = (0..LETTERS).collect();
     let world = made(|world| {
@@ -300,7 +300,7 @@ fn killed_in_the_middle_it_sends_some_again_and_loses_none() {
 }
 
 #[test]
-fn a_letter_that_is_refused_is_named_and_what_had_arrived_is_settled() {
+fn a_rejected_dead_letter_is_named_and_delivered_ones_are_resolved() {
     let world = made(|world| {
         let mut records: Vec<Record> =
             (0..5).map(|number| letter(world, &number.to_string(), "k", &world.topic(0))).collect();
@@ -324,7 +324,7 @@ fn a_letter_that_is_refused_is_named_and_what_had_arrived_is_settled() {
 }
 
 #[test]
-fn records_of_others_and_hostile_letters_do_no_harm() {
+fn foreign_and_hostile_records_in_the_dead_letter_topic_are_harmless() {
     let header = |name: &str, value: &[u8]| (name.to_owned(), Some(value.to_vec()));
     let world = made(|world| {
         let plain = |headers: Vec<(String, Option<Vec<u8>>)>| Record {
@@ -384,7 +384,7 @@ fn records_of_others_and_hostile_letters_do_no_harm() {
 }
 
 #[test]
-fn without_a_topic_or_a_broker_it_says_so() {
+fn a_missing_dead_letter_topic_or_broker_is_reported() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let (code, _, words) = ran(&letters(&world, "list"));
     assert!(code == 1 && words.contains("does not exist"), "{code}: {words}");

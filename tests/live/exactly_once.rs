@@ -38,7 +38,7 @@ fn assert_once(world: &World) -> Findings {
 }
 
 #[test]
-fn everything_arrives_once_and_a_restart_goes_on_behind_it() {
+fn exactly_once_delivers_each_event_once_across_a_restart() {
     let world = World::new();
     let mut first = relay(&world);
     let writers = world.workload(&Plan::default());
@@ -65,7 +65,7 @@ fn everything_arrives_once_and_a_restart_goes_on_behind_it() {
 }
 
 #[test]
-fn killed_again_and_again_under_load_it_brings_every_event_once() {
+fn exactly_once_delivers_each_event_once_across_kills_under_load() {
     let world = World::new();
     let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
     let mut chance = generator("exactly once");
@@ -86,7 +86,7 @@ fn killed_again_and_again_under_load_it_brings_every_event_once() {
 }
 
 #[test]
-fn killed_at_each_point_it_brings_every_event_once() {
+fn exactly_once_delivers_each_event_once_across_a_kill_at_each_failpoint() {
     let world = World::new();
     let mut chance = generator("exactly once, points");
     // At its end there is nothing left to bring.
@@ -115,7 +115,7 @@ fn one_transaction(world: &World, rows: u32) {
 }
 
 #[test]
-fn a_transaction_over_several_kafka_transactions_is_gone_on_with_in_its_middle() {
+fn a_postgres_transaction_over_several_kafka_transactions_resumes_inside() {
     let world = World::new();
     let small = "[delivery]\ntransaction_max_events = 500\n";
     one_transaction(&world, 5_000);
@@ -134,7 +134,7 @@ fn a_transaction_over_several_kafka_transactions_is_gone_on_with_in_its_middle()
 }
 
 #[test]
-fn what_cannot_be_committed_together_is_refused_with_what_to_do() {
+fn settings_that_exclude_exactly_once_are_refused_with_a_remedy() {
     let world = World::new();
     let mut relay = run(&world).option("--state-store", "postgres").start();
     assert_eq!(relay.wait_exit(EXIT), Some(2));

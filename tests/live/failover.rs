@@ -95,12 +95,12 @@ fn assert_ends(relay: &mut Relay, code: Option<i32>, words: &[&str]) {
 }
 
 #[test]
-fn a_relay_follows_its_slot_to_the_promoted_standby_on_17_and_repeats_only_what_was_not_stored() {
+fn a_failover_on_17_duplicates_only_events_that_were_not_stored() {
     follow(17);
 }
 
 #[test]
-fn a_relay_follows_its_slot_to_the_promoted_standby_on_18_and_repeats_only_what_was_not_stored() {
+fn a_failover_on_18_duplicates_only_events_that_were_not_stored() {
     follow(18);
 }
 
@@ -134,7 +134,7 @@ fn follow(major: u32) {
 }
 
 #[test]
-fn a_standby_promoted_while_behind_has_its_events_delivered_although_the_position_is_beyond_them() {
+fn events_of_a_standby_promoted_behind_the_position_are_delivered() {
     let pair = Pair::new(17);
     let world = &pair.world;
     let mut relay = world.relay();
@@ -194,7 +194,7 @@ fn an_old_primary_that_comes_back_is_refused(pair: &Pair) {
 }
 
 #[test]
-fn where_the_primary_waits_for_its_standby_nothing_is_delivered_that_the_promoted_one_lacks() {
+fn with_synchronized_standby_slots_no_event_is_delivered_that_the_standby_lacks() {
     let pair = Pair::new(18);
     let world = &pair.world;
     pair.primary.alter("synchronized_standby_slots", STANDBY_SLOT);
@@ -256,7 +256,7 @@ fn a_promoted_standby_without_the_slot_is_refused_until_the_gap_is_accepted() {
 }
 
 #[test]
-fn another_server_with_a_slot_of_the_same_name_is_refused_by_a_running_relay_until_it_is_adopted() {
+fn a_running_relay_refuses_another_server_until_it_is_adopted() {
     let (one, other) = (Postgres::private(15, &[]), Postgres::private(15, &[]));
     let mut world = World::on(&one, Kafka::shared().brokers());
     // Everything has the same names there, as in a staging system.

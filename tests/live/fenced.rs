@@ -35,7 +35,7 @@ fn emit(world: &World) {
 }
 
 #[test]
-fn a_relay_that_is_started_before_its_broker_knows_of_any_begins_once_it_does() {
+fn a_relay_started_before_its_broker_registers_streams_afterwards() {
     let world = World::new();
     let fake = Fake::with(&world.topic(0));
     fake.fence(true);
@@ -49,12 +49,12 @@ fn a_relay_that_is_started_before_its_broker_knows_of_any_begins_once_it_does() 
 }
 
 #[test]
-fn a_relay_that_has_forgotten_its_broker_finds_it_again() {
+fn a_producer_without_known_brokers_is_revived() {
     forgets_its_broker("slot", &World::new());
 }
 
 #[test]
-fn a_poller_that_has_forgotten_its_broker_finds_it_again() {
+fn a_pollers_producer_without_known_brokers_is_revived() {
     forgets_its_broker("poll", &World::keeping());
 }
 

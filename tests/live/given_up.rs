@@ -70,7 +70,7 @@ fn among_others(world: &World, relay: &mut Relay, events: u64) -> Vec<(String, &
 }
 
 #[test]
-fn what_cannot_be_delivered_is_a_dead_letter_and_all_others_arrive_in_order() {
+fn undeliverable_events_become_dead_letters_and_others_arrive_in_order() {
     let world = world();
     topic::create(&world.brokers, &dead_letters(&world), 1, &[]);
     let mut relay = giving_up(&world, "dead-letter").start();
@@ -105,7 +105,7 @@ fn ids(letters: &[Record]) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_is_skipped_is_counted_and_logged_and_all_others_arrive_in_order() {
+fn skipped_events_are_counted_and_logged_and_others_arrive_in_order() {
     let world = world();
     let mut relay = giving_up(&world, "skip").start();
     relay.wait_ready();
@@ -121,7 +121,7 @@ fn what_is_skipped_is_counted_and_logged_and_all_others_arrive_in_order() {
 }
 
 #[test]
-fn killed_again_and_again_among_poison_it_loses_nothing_but_that() {
+fn a_relay_killed_among_undeliverable_events_loses_no_other() {
     let world = world();
     topic::create(&world.brokers, &dead_letters(&world), 1, &[]);
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
@@ -146,7 +146,7 @@ fn killed_again_and_again_among_poison_it_loses_nothing_but_that() {
 }
 
 #[test]
-fn fifty_events_that_the_broker_refuses_among_many_cost_five_producers_at_most() {
+fn fifty_rejected_events_among_many_replace_at_most_five_producers() {
     let world = world();
     topic::create(&world.brokers, &dead_letters(&world), 1, &[]);
     let mut relay = giving_up(&world, "dead-letter").start();

@@ -28,7 +28,7 @@ fn assert_follows(world: &World, sql: &Sql) {
 }
 
 #[test]
-fn an_idle_outbox_follows_a_busy_table_of_its_own_database() {
+fn an_idle_outbox_confirms_past_a_busy_table_of_its_database() {
     let world = World::new();
     let mut relay = world.run().start();
     relay.wait_ready();
@@ -38,7 +38,7 @@ fn an_idle_outbox_follows_a_busy_table_of_its_own_database() {
 }
 
 #[test]
-fn an_idle_outbox_follows_a_busy_database_next_door() {
+fn an_idle_outbox_confirms_past_a_busy_table_of_another_database() {
     let world = World::new();
     let neighbour = World::bare(Postgres::shared(), &world.brokers);
     let mut relay = world.run().start();
@@ -49,7 +49,7 @@ fn an_idle_outbox_follows_a_busy_database_next_door() {
 }
 
 #[test]
-fn an_event_of_a_transaction_that_was_open_while_the_idle_slot_moved_on_is_not_lost() {
+fn a_long_transaction_across_idle_confirmations_is_not_lost() {
     let world = World::new();
     let mut relay = world.relay();
     world.emit(&world.sql(), "a");

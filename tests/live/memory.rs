@@ -27,7 +27,7 @@ fn commit_at_once(world: &World, rows: u64) {
 }
 
 #[test]
-fn a_transaction_of_many_rows_passes_in_bounded_memory() {
+fn a_large_transaction_is_relayed_in_bounded_memory() {
     let rows = from_environment("WALRELAY_TEST_ROWS", 120_000);
     let world = World::new();
     let mut relay = world.run().config_file(BUDGET).start();
@@ -46,7 +46,7 @@ fn a_transaction_of_many_rows_passes_in_bounded_memory() {
 
 /// A record in librdkafka's queue costs more than a small event has bytes.
 #[test]
-fn small_events_that_pile_up_before_a_frozen_broker_stay_within_the_bound() {
+fn small_events_in_flight_to_a_frozen_broker_stay_within_the_memory_limit() {
     const LIMIT: u64 = 32 << 20;
     let kafka = Kafka::never_fenced();
     let world = World::on(Postgres::shared(), kafka.brokers());

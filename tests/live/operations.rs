@@ -24,7 +24,7 @@ fn types_of(records: &[Record], key: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_publication_of_every_operation_gives_each_insert_once_and_in_order() {
+fn a_publication_of_all_operations_delivers_each_insert_once_in_order() {
     let world = World::new();
     everything(&world);
     let mut relay = world.relay();
@@ -61,7 +61,7 @@ fn a_publication_of_every_operation_gives_each_insert_once_and_in_order() {
 }
 
 #[test]
-fn a_transaction_of_large_updates_and_deletes_passes_in_bounded_memory() {
+fn large_updates_and_deletes_are_dropped_in_bounded_memory() {
     const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
     const RESIDENT_BYTES_MAX: u64 = 96 << 20;
     let world = World::new();
@@ -87,7 +87,7 @@ fn a_transaction_of_large_updates_and_deletes_passes_in_bounded_memory() {
 }
 
 #[test]
-fn more_operations_while_it_runs_are_no_reason_to_stop_and_no_inserts_are() {
+fn a_publication_altered_while_running_may_add_operations_and_must_keep_inserts() {
     let world = World::new();
     let mut relay = world.relay();
     let sql = world.sql();

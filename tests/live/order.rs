@@ -14,7 +14,7 @@ fn chaos() -> Duration {
 }
 
 #[test]
-fn eight_writers_and_a_relay_killed_every_few_seconds_lose_and_reorder_nothing() {
+fn a_relay_killed_every_few_seconds_under_eight_writers_loses_and_reorders_nothing() {
     let world = World::new();
     let mut chance = generator("kills of the relay");
     let writers = world.workload(&Plan { writers: 8, ..Plan::default() });
@@ -37,7 +37,7 @@ fn eight_writers_and_a_relay_killed_every_few_seconds_lose_and_reorder_nothing()
 }
 
 #[test]
-fn the_first_events_of_topics_made_on_the_fly_all_arrive_in_order() {
+fn the_first_events_of_auto_created_topics_arrive_in_order() {
     const TOPICS: usize = 40;
     const EVENTS: usize = 200;
     let world = World::new().with_kinds(TOPICS);
@@ -53,7 +53,7 @@ fn the_first_events_of_topics_made_on_the_fly_all_arrive_in_order() {
 }
 
 #[test]
-fn connections_that_break_in_every_way_lose_and_reorder_nothing() {
+fn broken_connections_of_every_kind_lose_and_reorder_nothing() {
     let world = World::new();
     let postgres = Proxy::before(&Postgres::shared().address());
     let (kafka, brokers) = Kafka::shared().behind_proxy();
@@ -103,7 +103,7 @@ const JAVA_MURMUR2: [(&str, i32); 8] = [
 ];
 
 #[test]
-fn a_key_goes_to_the_partition_javas_producer_would_choose() {
+fn keys_are_partitioned_as_by_the_java_producer() {
     let world = World::new();
     let _relay = world.relay();
     let sql = world.sql();

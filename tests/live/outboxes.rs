@@ -54,7 +54,7 @@ fn into_each(aggregate: &str, number: usize) -> String {
 }
 
 #[test]
-fn events_of_two_tables_and_of_messages_keep_the_order_they_were_written_in_also_across_a_crash() {
+fn two_tables_and_logical_messages_keep_commit_order_across_a_crash() {
     const TRANSACTIONS: usize = 60;
     let (world, config) = three(Postgres::shared());
     let (topic, sql) = (format!("{}-all", world.name), world.sql());
@@ -111,7 +111,7 @@ fn events_of_two_tables_and_of_messages_keep_the_order_they_were_written_in_also
 }
 
 #[test]
-fn every_major_has_messages_and_a_slot_of_them_alone() {
+fn logical_messages_alone_are_relayed_on_every_major() {
     for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let world = World::bare(&postgres, Kafka::shared().brokers());
@@ -153,7 +153,7 @@ fn a_second_outbox_that_leaves_the_publication_ends_the_relay_with_15_and_its_na
 }
 
 #[test]
-fn an_outbox_may_be_added_and_one_is_only_taken_out_on_purpose() {
+fn an_outbox_is_added_freely_and_removed_only_explicitly() {
     let (world, all) = three(Postgres::shared());
     let first = format!("[outbox]\ntable = \"outbox\"\n[route]\ntopic = \"{}-all\"\n", world.name);
     let sql = world.sql();
@@ -178,7 +178,7 @@ fn an_outbox_may_be_added_and_one_is_only_taken_out_on_purpose() {
 }
 
 #[test]
-fn a_message_that_is_no_json_object_ends_the_relay_with_its_place_and_what_to_do() {
+fn a_logical_message_that_is_no_json_object_stops_the_relay_with_its_place() {
     let (world, config) = three(Postgres::shared());
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();

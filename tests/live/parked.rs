@@ -168,17 +168,17 @@ fn waits_and_goes_on(mode: &[&str]) {
 }
 
 #[test]
-fn what_is_too_large_waits_with_its_aggregate_through_kills_and_goes_on_in_order() {
+fn parked_too_large_events_keep_their_aggregates_order_across_kills() {
     waits_and_goes_on(&[]);
 }
 
 #[test]
-fn what_a_poller_cannot_deliver_waits_with_its_aggregate_and_goes_on_in_order() {
+fn a_poller_parks_undeliverable_events_and_keeps_their_aggregates_order() {
     waits_and_goes_on(&["--mode", "poll"]);
 }
 
 #[test]
-fn what_is_dropped_lets_its_aggregate_go_on() {
+fn dropping_a_parked_event_releases_its_aggregate() {
     let world = World::new();
     let sql = world.sql();
     let mut relay = parking(&world).start();
@@ -218,7 +218,7 @@ const NO_TOPICS: &str =
     "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
 
 #[test]
-fn a_topic_that_is_not_there_is_tried_again_until_somebody_makes_it() {
+fn events_for_a_missing_topic_are_retried_until_it_is_created() {
     let world = World::new();
     let sql = world.sql();
     for there in [1, 2] {
@@ -242,7 +242,7 @@ fn a_topic_that_is_not_there_is_tried_again_until_somebody_makes_it() {
 }
 
 #[test]
-fn a_topic_that_is_not_there_stops_the_relay_once_it_was_tried_often_enough() {
+fn a_missing_topic_stops_the_relay_after_the_last_attempt() {
     let world = World::new();
     let file = format!("[delivery]\nretry_attempts = 2\nretry_base = \"200ms\"\n{NO_TOPICS}");
     let mut relay = world.run().config_file(&file).start();
@@ -261,7 +261,7 @@ fn a_topic_that_is_not_there_stops_the_relay_once_it_was_tried_often_enough() {
 }
 
 #[test]
-fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
+fn parked_events_are_listed_shown_retried_and_dropped() {
     let world = small();
     let sql = world.sql();
     let (code, _, words) = ran(&command(&world, "list"));

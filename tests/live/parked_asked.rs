@@ -34,7 +34,7 @@ fn metric(relay: &Relay, name: &str) -> u64 {
 }
 
 #[test]
-fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
+fn a_drop_requested_during_a_retry_is_done_counted_and_logged() {
     let world = World::new();
     let sql = world.sql();
     // A try lasts for as long as it takes to ask for something.
@@ -58,7 +58,7 @@ fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
 }
 
 #[test]
-fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_could_not_be_noted() {
+fn a_requested_retry_is_made_although_the_last_attempt_was_not_recorded() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
@@ -73,7 +73,7 @@ fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_co
 }
 
 #[test]
-fn what_is_gone_from_the_table_without_a_word_waits_no_more() {
+fn rows_deleted_from_the_parked_table_by_hand_release_their_aggregates() {
     let world = world();
     let sql = world.sql();
     let mut relay = relay(&world, "");
@@ -96,7 +96,7 @@ fn what_is_gone_from_the_table_without_a_word_waits_no_more() {
 }
 
 #[test]
-fn many_are_dropped_within_moments() {
+fn many_parked_events_are_dropped_in_few_transactions() {
     const MANY: i64 = 4_000;
     let world = World::new();
     let sql = world.sql();

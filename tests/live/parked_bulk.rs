@@ -14,7 +14,7 @@ const TRANSACTIONS_MAX: i64 = 100;
 const LATENCY: Duration = Duration::from_millis(5);
 
 #[test]
-fn many_that_wait_take_few_round_trips_and_keep_their_order() {
+fn many_parked_events_are_delivered_in_few_transactions_and_in_order() {
     let world = World::new();
     let (sql, kind, postgres) = (world.sql(), world.kind(0), Proxy::before(&Postgres::shared().address()));
     let url = world.url_through(&postgres);

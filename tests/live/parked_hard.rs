@@ -91,7 +91,7 @@ pub(super) fn all_is_well(world: &World, relay: &mut Relay) {
 }
 
 #[test]
-fn a_row_that_somebody_holds_holds_up_its_aggregate_and_its_event_is_sent_once() {
+fn a_locked_row_delays_only_its_aggregate_and_its_event_is_sent_once() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "");
@@ -123,7 +123,7 @@ fn a_row_that_somebody_holds_holds_up_its_aggregate_and_its_event_is_sent_once()
 }
 
 #[test]
-fn what_cannot_be_marked_or_read_starves_no_other_aggregate() {
+fn a_parked_event_that_cannot_be_marked_or_read_delays_no_other_aggregate() {
     let world = world();
     let sql = world.sql();
     let mut relay = relay(&world, "");
@@ -159,7 +159,7 @@ fn what_cannot_be_marked_or_read_starves_no_other_aggregate() {
 }
 
 #[test]
-fn what_was_delivered_and_not_written_down_is_remembered_across_sessions() {
+fn delivered_parked_events_are_remembered_across_sessions() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "");
@@ -182,7 +182,7 @@ fn what_was_delivered_and_not_written_down_is_remembered_across_sessions() {
 }
 
 #[test]
-fn a_try_that_failed_and_could_not_be_noted_is_made_again_after_a_pause_and_noted_then() {
+fn a_failed_attempt_that_was_not_recorded_is_repeated_after_a_back_off() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");

@@ -79,7 +79,7 @@ fn is_refused(command: &RelayCommand, code: i32, words: &[&str]) {
 }
 
 #[test]
-fn another_event_of_the_same_id_waits_behind_and_is_delivered() {
+fn a_later_event_with_a_parked_id_is_parked_behind_it_and_delivered() {
     let (world, kind) = (world(), |world: &World| world.kind(0).to_owned());
     let (sql, kind) = (world.sql(), kind(&world));
     let mut relay = parking(&world).start();
@@ -135,12 +135,12 @@ fn is_judged_by_itself(guarantee: &str) {
 }
 
 #[test]
-fn a_good_event_of_the_same_id_as_a_refused_one_is_delivered() {
+fn a_valid_event_with_the_id_of_a_rejected_one_is_delivered() {
     is_judged_by_itself("at-least-once");
 }
 
 #[test]
-fn a_good_event_of_the_same_id_as_a_refused_one_is_committed() {
+fn a_valid_event_with_the_id_of_a_rejected_one_is_committed() {
     is_judged_by_itself("exactly-once");
 }
 
@@ -166,7 +166,7 @@ fn planted(world: &World) -> String {
 }
 
 #[test]
-fn a_table_of_before_is_changed_where_we_may_and_what_waits_in_it_stays() {
+fn an_older_parked_table_is_migrated_and_keeps_its_events() {
     let (world, postgres) = (world(), Postgres::shared());
     let (sql, role) = (world.sql(), format!("{}_relay", world.name));
     sql.run(&format!("{OLD_TABLE} {}", planted(&world)));
@@ -186,7 +186,7 @@ fn a_table_of_before_is_changed_where_we_may_and_what_waits_in_it_stays() {
 }
 
 #[test]
-fn what_waits_of_an_outbox_that_is_not_configured_is_told_of_and_can_be_dropped() {
+fn parked_events_of_a_removed_outbox_are_refused_at_start_and_can_be_dropped() {
     let world = ordered();
     let sql = world.sql();
     one_waits(&world, &parking(&world));
@@ -214,7 +214,7 @@ fn what_waits_of_an_outbox_that_is_not_configured_is_told_of_and_can_be_dropped(
 }
 
 #[test]
-fn a_replay_of_an_event_that_waits_says_so() {
+fn a_replay_reports_rows_of_parked_events() {
     let world = ordered();
     let sql = world.sql();
     one_waits(&world, &parking(&world));
@@ -232,7 +232,7 @@ fn a_replay_of_an_event_that_waits_says_so() {
 }
 
 #[test]
-fn what_waits_under_another_key_is_told_of() {
+fn parked_events_under_another_key_are_refused_at_start() {
     let world = ordered();
     one_waits(&world, &parking(&world));
     let other = parking(&world).config_file("[route]\nkey = \"{type}-{aggregateid}\"\n");
@@ -252,7 +252,7 @@ fn what_waits_under_another_key_is_told_of() {
 }
 
 #[test]
-fn who_may_not_see_what_waits_does_not_start() {
+fn a_role_without_access_to_the_parked_table_is_refused_at_start() {
     let (world, postgres) = (World::new(), Postgres::shared());
     let (sql, role) = (world.sql(), format!("{}_relay", world.name));
     sql.run(&format!("create role {role} login replication; grant select on outbox to {role}; {OLD_TABLE}"));
@@ -268,7 +268,7 @@ fn who_may_not_see_what_waits_does_not_start() {
 }
 
 #[test]
-fn what_is_parked_until_the_slot_is_ours_counts() {
+fn an_event_parked_before_the_slot_is_acquired_ends_a_relay_without_park() {
     let world = World::new();
     let sql = world.sql();
     sql.run(OLD_TABLE);
@@ -288,7 +288,7 @@ fn what_is_parked_until_the_slot_is_ours_counts() {
 }
 
 #[test]
-fn a_stand_by_says_early_that_it_could_not_take_over() {
+fn a_stand_by_reports_that_it_could_not_take_over() {
     for mode in ["slot", "poll"] {
         let world = ordered();
         let sql = world.sql();
@@ -307,7 +307,7 @@ fn a_stand_by_says_early_that_it_could_not_take_over() {
 }
 
 #[test]
-fn a_topic_is_tried_again_once_nothing_waits_for_it() {
+fn a_refusing_topic_is_retried_once_no_parked_event_names_it() {
     let world = World::new();
     let sql = world.sql();
     let file = "[delivery]\nretry_attempts = 0\nretry_base = \"5m\"\n\
@@ -334,7 +334,7 @@ fn a_topic_is_tried_again_once_nothing_waits_for_it() {
 }
 
 #[test]
-fn a_class_there_is_not_is_refused() {
+fn an_unknown_class_is_refused() {
     let world = World::new();
     let none = ["list", "retry", "drop"].map(|name| parked_command(&world, name));
     let letters = ["list", "drop"].map(|name| {

@@ -115,7 +115,7 @@ fn assert_arrived(world: &World, written: usize) {
 }
 
 #[test]
-fn partitions_attached_detached_and_dropped_while_the_relay_lags_lose_nothing_on_every_major() {
+fn changed_partitions_lose_nothing_while_the_relay_lags_on_every_major() {
     for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
@@ -128,7 +128,7 @@ fn partitions_attached_detached_and_dropped_while_the_relay_lags_lose_nothing_on
 }
 
 #[test]
-fn partitions_attached_detached_and_dropped_while_the_relay_keeps_up_lose_nothing() {
+fn changed_partitions_lose_nothing_while_the_relay_keeps_up() {
     let world = partitioned(Postgres::shared());
     let _relay = world.relay();
     let mut writer = Writer::new(&world);
@@ -137,7 +137,7 @@ fn partitions_attached_detached_and_dropped_while_the_relay_keeps_up_lose_nothin
 }
 
 #[test]
-fn a_partitioned_table_published_by_its_partitions_is_refused_with_what_is_to_be_done() {
+fn a_publication_without_publish_via_partition_root_is_refused_with_a_remedy() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let mut writer = Writer::new(&world);
     writer.sql.run(ROOT);
@@ -161,7 +161,7 @@ fn a_partitioned_table_published_by_its_partitions_is_refused_with_what_is_to_be
 }
 
 #[test]
-fn a_row_that_an_update_moves_to_another_partition_comes_again_with_its_id() {
+fn a_row_moved_to_another_partition_is_published_again_with_its_id() {
     let world = partitioned(Postgres::shared());
     let mut writer = Writer::new(&world);
     let _relay = world.relay();

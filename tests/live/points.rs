@@ -29,7 +29,7 @@ fn passings_max(point: &str) -> u32 {
 }
 
 #[test]
-fn a_relay_killed_at_each_point_loses_and_reorders_nothing() {
+fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
     let world = World::new();
     let mut chance = generator("points");
     let mut copies = 0;

@@ -80,7 +80,7 @@ fn metric(relay: &Relay, name: &str) -> bool {
 }
 
 #[test]
-fn a_burst_of_dead_letters_takes_a_moment_each() {
+fn a_burst_of_dead_letters_delays_other_events_briefly() {
     let world = world();
     let mut relay = run(&world, "dead-letter").start();
     relay.wait_ready();
@@ -92,7 +92,7 @@ fn a_burst_of_dead_letters_takes_a_moment_each() {
 }
 
 #[test]
-fn a_burst_that_is_skipped_takes_a_moment_each() {
+fn a_burst_of_skipped_events_delays_other_events_briefly() {
     let world = world();
     let mut relay = run(&world, "skip").start();
     relay.wait_ready();
@@ -112,12 +112,12 @@ fn is_parked(mode: &str) {
 }
 
 #[test]
-fn a_burst_that_is_parked_takes_a_moment_each() {
+fn a_burst_of_parked_events_delays_other_events_briefly() {
     is_parked("slot");
 }
 
 #[test]
-fn a_burst_that_a_poller_parks_takes_a_moment_each() {
+fn a_burst_of_events_parked_by_a_poller_delays_others_briefly() {
     is_parked("poll");
 }
 
@@ -146,11 +146,11 @@ fn takes_small_batches(on_error: &str) {
 }
 
 #[test]
-fn batches_become_smaller_until_the_topic_takes_them() {
+fn batches_shrink_until_the_topic_accepts_them() {
     takes_small_batches("stop");
 }
 
 #[test]
-fn batches_become_smaller_where_events_are_given_up() {
+fn batches_shrink_before_events_are_given_up() {
     takes_small_batches("dead-letter");
 }

@@ -107,7 +107,7 @@ fn world() -> World {
 
 /// It heals: the slot that exported it is made anew.
 #[test]
-fn a_snapshot_that_ended_with_its_session_is_no_fault_of_the_server() {
+fn a_snapshot_that_ended_with_its_session_is_a_retryable_fault() {
     for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let reading = Reading::new(&postgres.url("postgres"));
@@ -133,7 +133,7 @@ const TOUCHY: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_is_read_from_the_table_has_the_text_of_the_stream_whatever_the_database_says() {
+fn polled_values_have_the_streams_text_for_all_database_settings() {
     let world = world();
     let sql = world.sql();
     for setting in [
@@ -197,7 +197,7 @@ fn what_is_read_from_the_table_has_the_text_of_the_stream_whatever_the_database_
 }
 
 #[test]
-fn pages_are_every_row_once_in_one_order() {
+fn pages_contain_each_row_once_in_order() {
     let world = world();
     let sql = world.sql();
     sql.run(
@@ -264,7 +264,7 @@ fn pages_are_every_row_once_in_one_order() {
 }
 
 #[test]
-fn settings_that_do_not_fit_the_table_are_refused_and_what_may_not_be_read_is_told() {
+fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
     let world = world();
     let sql = world.sql();
     sql.run(&format!(
@@ -334,7 +334,7 @@ fn settings_that_do_not_fit_the_table_are_refused_and_what_may_not_be_read_is_to
 }
 
 #[test]
-fn rows_that_nobody_takes_wait_at_the_server_and_go_with_the_reader() {
+fn a_reader_fetches_rows_on_demand_and_closes_its_cursor() {
     let world = world();
     let sql = world.sql();
     let reading = Reading::new(&world.database_url);

@@ -16,7 +16,7 @@ fn restarts() -> u64 {
 }
 
 #[test]
-fn a_server_that_crashes_takes_confirmed_positions_back_and_nothing_comes_twice() {
+fn a_server_crash_that_loses_confirmed_lsns_causes_no_duplicates() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.relay();
@@ -39,7 +39,7 @@ fn a_server_that_crashes_takes_confirmed_positions_back_and_nothing_comes_twice(
 }
 
 #[test]
-fn a_server_that_crashes_under_load_loses_and_reorders_nothing() {
+fn a_server_crash_under_load_loses_and_reorders_nothing() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.relay();
@@ -79,7 +79,7 @@ fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
 }
 
 #[test]
-fn a_slot_dropped_and_made_anew_is_refused() {
+fn a_recreated_slot_is_refused() {
     let world = World::new();
     let mut relay = world.relay();
     let sql = world.sql();

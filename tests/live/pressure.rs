@@ -50,7 +50,7 @@ fn frozen(kafka: &Kafka) -> Thawed {
 }
 
 #[test]
-fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() {
+fn a_broker_frozen_beyond_wal_sender_timeout_ends_no_connection() {
     let kafka = Kafka::never_fenced();
     let Thawed { world, walsender, relay: _relay, .. } = frozen(&kafka);
     assert_eq!(world.assert_all_delivered().duplicates, 0, "waiting for Kafka sends nothing twice");
@@ -62,7 +62,7 @@ fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() 
 /// (confluentinc/librdkafka#5301). The relay names the broker to librdkafka again.
 #[test]
 #[ignore = "long: live::fenced shows the same with a broker that is fenced on demand"]
-fn a_broker_that_its_controller_gave_up_while_it_was_frozen_is_found_again() {
+fn a_broker_fenced_while_frozen_is_used_again() {
     let kafka = Kafka::private();
     let Thawed { world, mut relay, at, .. } = frozen(&kafka);
     world.assert_all_delivered();
@@ -88,7 +88,7 @@ fn behind_a_proxy_with_a_timeout_of_two_seconds() -> (World, Proxy, Relay, Sql) 
 }
 
 #[test]
-fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
+fn a_row_received_slower_than_the_time_out_keeps_its_connection() {
     let (world, proxy, _relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
     let walsender = world.wait_streaming();
 
@@ -100,7 +100,7 @@ fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_left_and_found_again() {
+fn a_silent_server_is_disconnected_and_reconnected() {
     let (world, proxy, mut relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
     let (walsender, connections) = (world.wait_streaming(), proxy.accepted());
 
@@ -121,7 +121,7 @@ fn a_server_that_falls_silent_is_left_and_found_again() {
 }
 
 #[test]
-fn status_tells_a_lag_that_grows_from_one_that_is_gone() {
+fn status_reports_a_growing_and_a_recovered_lag() {
     let world = World::new();
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let mut relay = world.run().option("--brokers", &brokers).start();

@@ -44,7 +44,7 @@ fn a_dropped_publication_is_noticed_on_every_major() {
 }
 
 #[test]
-fn every_major_delivers_what_was_committed() {
+fn committed_rows_are_delivered_on_every_major() {
     for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
@@ -59,7 +59,7 @@ fn every_major_delivers_what_was_committed() {
 }
 
 #[test]
-fn a_publication_recreated_while_nobody_looked_is_noticed() {
+fn a_publication_recreated_while_no_relay_runs_is_noticed() {
     let world = World::new();
     let mut relay = running(&world);
     assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
@@ -84,7 +84,7 @@ fn a_table_dropped_and_recreated_is_noticed() {
 }
 
 #[test]
-fn a_table_taken_out_of_the_publication_is_noticed() {
+fn a_table_removed_from_the_publication_is_noticed() {
     let world = World::new();
     let relay = running(&world);
     assert_noticed(&world, relay, &format!("alter publication walrelay_{} drop table outbox", world.name));
@@ -108,7 +108,7 @@ fn a_relay_refuses_to_start_with_a_row_filter() {
 }
 
 #[test]
-fn settings_of_database_and_role_do_not_change_a_byte() {
+fn database_and_role_settings_change_no_record() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     sql.run("alter table outbox alter payload type bytea using null, alter aggregateid type text");

@@ -30,7 +30,7 @@ fn streaming(world: &World, relay: &mut Relay) {
 }
 
 #[test]
-fn a_first_start_publishes_what_is_in_the_table_and_goes_on_with_the_slot() {
+fn a_first_start_publishes_the_backlog_and_then_streams() {
     let world = without_slot();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     writers.wait_for(400);
@@ -50,7 +50,7 @@ fn a_first_start_publishes_what_is_in_the_table_and_goes_on_with_the_slot() {
 }
 
 #[test]
-fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
+fn a_slot_dropped_under_load_loses_and_duplicates_nothing() {
     let world = World::keeping();
     world.setup();
     let mut relay = world.run().start();
@@ -73,7 +73,7 @@ fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
 }
 
 #[test]
-fn a_slot_dropped_while_the_relay_was_away_costs_no_event() {
+fn a_slot_dropped_while_no_relay_runs_loses_nothing() {
     let world = World::keeping();
     world.setup();
     let mut relay = world.run().start();
@@ -94,7 +94,7 @@ fn a_slot_dropped_while_the_relay_was_away_costs_no_event() {
 }
 
 #[test]
-fn polling_publishes_each_event_once_and_gives_way_to_a_slot() {
+fn polling_publishes_each_event_once_and_hands_over_to_a_slot() {
     let world = without_slot();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     writers.wait_for(100);
@@ -115,7 +115,7 @@ fn polling_publishes_each_event_once_and_gives_way_to_a_slot() {
 }
 
 #[test]
-fn a_relay_killed_at_each_point_of_a_first_start_publishes_every_row_in_order() {
+fn a_first_start_killed_at_each_failpoint_publishes_every_row_in_order() {
     for point in ["intended", "slot-made", "read", "progress", "caught-up"] {
         let world = without_slot();
         let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
@@ -137,7 +137,7 @@ fn a_relay_killed_at_each_point_of_a_first_start_publishes_every_row_in_order() 
 }
 
 #[test]
-fn a_lost_slot_and_one_made_anew_by_somebody_else_are_recovered_from() {
+fn a_lost_slot_and_a_recreated_slot_are_recovered() {
     let postgres = Postgres::private(15, &[("max_slot_wal_keep_size", "1MB")]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.setup();
@@ -175,7 +175,7 @@ fn a_lost_slot_and_one_made_anew_by_somebody_else_are_recovered_from() {
 }
 
 #[test]
-fn a_table_without_the_transactions_column_is_recovered_from_with_copies() {
+fn recovery_without_a_transaction_column_publishes_duplicates_and_loses_nothing() {
     let world = World::new();
     let order = "[outbox]\norder_by = \"(payload->>'v')::bigint\"\n";
     let mut relay = world.run().config_file(order).start();
@@ -194,7 +194,7 @@ fn a_table_without_the_transactions_column_is_recovered_from_with_copies() {
 }
 
 #[test]
-fn where_a_person_has_to_choose_it_stops_and_says_what_can_be_chosen() {
+fn a_slot_loss_that_needs_a_decision_stops_with_the_choices() {
     // Nothing tells the order.
     let world = World::new();
     let mut relay = world.relay();
@@ -223,7 +223,7 @@ fn where_a_person_has_to_choose_it_stops_and_says_what_can_be_chosen() {
 }
 
 #[test]
-fn a_backlog_is_all_none_or_since() {
+fn a_backlog_is_published_whole_in_part_or_not() {
     for (backlog, copies_of) in [("all", 3), ("none", 0), ("since=2026-06-01T00:00:00Z", 1)] {
         let world = without_slot();
         let sql = world.sql();
@@ -246,7 +246,7 @@ fn a_backlog_is_all_none_or_since() {
 }
 
 #[test]
-fn of_two_pollers_one_reads_and_the_other_takes_over_from_the_dead() {
+fn a_second_poller_takes_over_from_a_killed_one() {
     let world = World::keeping();
     let poller = || world.run().option("--mode", "poll").start();
     let mut one = poller();
@@ -288,7 +288,7 @@ fn a_notification_wakes_an_idle_poller() {
 }
 
 #[test]
-fn an_automatic_relay_polls_until_there_can_be_a_slot() {
+fn an_automatic_relay_polls_until_a_slot_is_possible() {
     let postgres = Postgres::private(15, &[("wal_level", "replica")]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     let mut relay = world.run().option("--mode", "auto").start();
@@ -316,7 +316,7 @@ fn an_automatic_relay_polls_until_there_can_be_a_slot() {
 }
 
 #[test]
-fn a_slot_over_its_budget_is_given_up_and_made_again() {
+fn a_slot_over_max_retained_bytes_is_dropped_and_recreated() {
     let postgres = Postgres::private(15, &[]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.setup();
@@ -345,7 +345,7 @@ fn a_slot_over_its_budget_is_given_up_and_made_again() {
 }
 
 #[test]
-fn an_outbox_whose_rows_do_not_stay_is_noticed_and_not_taken_for_recoverable() {
+fn an_outbox_whose_rows_are_deleted_is_reported_as_not_recoverable() {
     let world = World::keeping();
     world.setup();
     let mut relay = world.run().start();
@@ -366,7 +366,7 @@ fn an_outbox_whose_rows_do_not_stay_is_noticed_and_not_taken_for_recoverable() {
 }
 
 #[test]
-fn a_promoted_standby_without_the_slot_is_recovered_from() {
+fn a_promoted_standby_without_the_slot_is_recovered() {
     let primary = Postgres::private(15, &[]);
     let mut world = World::keeping_on(&primary, Kafka::shared().brokers());
     world.setup();
@@ -386,7 +386,7 @@ fn a_promoted_standby_without_the_slot_is_recovered_from() {
 }
 
 #[test]
-fn a_large_backlog_is_handed_over_while_writers_go_on() {
+fn a_large_backlog_is_handed_over_under_load() {
     let rows = from_environment("WALRELAY_TEST_BACKLOG", 30_000);
     let world = without_slot();
     let sql = world.sql();

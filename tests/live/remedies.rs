@@ -36,7 +36,7 @@ fn pasted(remedy: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_publication_that_was_dropped() {
+fn a_dropped_publication_is_repaired_by_its_remedy() {
     let world = World::keeping();
     world.setup();
     let mut relay = world.relay();
@@ -64,7 +64,7 @@ fn a_publication_that_was_dropped() {
 }
 
 #[test]
-fn a_table_that_was_dropped_from_under_its_publication() {
+fn a_dropped_table_is_repaired_by_its_remedy() {
     let world = World::new();
     world.sql().run("drop table outbox");
     let (error, remedy) = refused(&world.run(), 15);
@@ -78,7 +78,7 @@ fn a_table_that_was_dropped_from_under_its_publication() {
 }
 
 #[test]
-fn neither_slot_nor_publication() {
+fn a_missing_slot_and_publication_are_repaired_by_their_remedy() {
     let world = World::keeping();
     let (error, remedy) = refused(&world.run(), 14);
     assert!(error.contains(&format!("nor publication walrelay_{0} in database {0}", world.name)), "{error}");
@@ -87,7 +87,7 @@ fn neither_slot_nor_publication() {
 }
 
 #[test]
-fn a_server_without_logical_wal_and_a_role_that_may_not_replicate() {
+fn wal_level_and_replication_rights_are_repaired_by_their_remedies() {
     let postgres = Postgres::private(18, &[("wal_level", "replica")]);
     let world = World::bare(&postgres, Kafka::shared().brokers());
     let (sql, role) = (world.sql(), format!("{}_owner", world.name));
@@ -125,7 +125,7 @@ fn a_server_without_logical_wal_and_a_role_that_may_not_replicate() {
 }
 
 #[test]
-fn setup_warns_of_a_table_that_could_not_stand_in_for_its_slot() {
+fn setup_warns_of_a_table_that_cannot_replace_its_slot() {
     let bare = "create table outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)";
     let world = database(bare);
     let setup = world.command("setup");

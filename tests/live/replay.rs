@@ -46,7 +46,7 @@ fn rows(sql: &Sql) -> String {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_published_and_publishes_nothing() {
+fn a_dry_run_lists_the_rows_and_publishes_nothing() {
     let (world, sql, ids) = numbered(&["a", "b", "a"]);
     let before = rows(&sql);
     // Kafka is not even asked.
@@ -65,7 +65,7 @@ fn a_dry_run_says_what_would_be_published_and_publishes_nothing() {
 }
 
 #[test]
-fn rows_are_found_by_id_by_aggregate_by_time_and_by_condition_and_keep_id_key_and_order() {
+fn rows_are_selected_by_id_aggregate_time_and_condition_in_order() {
     let (world, sql, ids_of) = numbered(&["a", "b", "a", "a", "it's \\ \"b\""]);
     let before = rows(&sql);
     let id = |number: usize| ids_of[number - 1].clone();
@@ -108,7 +108,7 @@ fn rows_are_found_by_id_by_aggregate_by_time_and_by_condition_and_keep_id_key_an
 }
 
 #[test]
-fn a_relay_goes_on_beside_it_and_its_records_are_no_duplicates() {
+fn a_replay_beside_a_relay_is_not_counted_as_duplicates() {
     let world = World::keeping();
     world.setup();
     let relay = world.relay();
@@ -133,7 +133,7 @@ fn a_relay_goes_on_beside_it_and_its_records_are_no_duplicates() {
 }
 
 #[test]
-fn rows_are_not_marked_and_several_tables_are_looked_through() {
+fn a_replay_marks_no_row_and_reads_several_tables() {
     let (world, sql, ids) = numbered(&["a", "b"]);
     sql.run(
         "alter table outbox add state text not null default 'NEW';
@@ -164,7 +164,7 @@ fn rows_are_not_marked_and_several_tables_are_looked_through() {
 }
 
 #[test]
-fn hostile_values_find_nothing_and_do_no_harm() {
+fn hostile_values_in_conditions_are_quoted() {
     let (world, sql, ids) = numbered(&["a"]);
     let before = rows(&sql);
     let sure = || replay(&world).flag("--yes");
@@ -202,7 +202,7 @@ fn hostile_values_find_nothing_and_do_no_harm() {
 }
 
 #[test]
-fn what_cannot_be_published_is_refused_before_anything_is() {
+fn an_unroutable_row_ends_a_replay_before_it_publishes() {
     let (world, sql, ids) = numbered(&["a", "a"]);
     let nowhere = format!("127.0.0.1:{}", free_port());
     let all = || replay(&world).option("--where", "true");
@@ -239,7 +239,7 @@ fn what_cannot_be_published_is_refused_before_anything_is() {
 }
 
 #[test]
-fn people_are_told_what_is_published_and_how_far_it_came_where_kafka_refuses_a_row() {
+fn a_replay_reports_its_progress_and_the_rejected_row() {
     let (world, sql, ids) = numbered(&["a", "b", "c"]);
     let output = replay(&world).option("--id", &ids[0]).flag("--yes").output();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -257,7 +257,7 @@ fn people_are_told_what_is_published_and_how_far_it_came_where_kafka_refuses_a_r
 }
 
 #[test]
-fn a_stop_in_the_middle_says_how_many_were_published_and_up_to_which_row() {
+fn a_stopped_replay_reports_the_count_and_the_last_row() {
     let world = World::keeping_on(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     const ROWS: i64 = 30_000;

@@ -205,7 +205,7 @@ impl Orders {
 }
 
 #[test]
-fn rows_that_share_an_id_are_all_published_and_marked_by_who_polls() {
+fn a_poller_publishes_and_marks_all_rows_that_share_an_id() {
     let orders = Orders::new(TABLE, MARK);
     let mut relay = orders.relay("poll");
     orders.write(rows());
@@ -253,7 +253,7 @@ fn slot_dropped(orders: &Orders) -> Relay {
 }
 
 #[test]
-fn rows_that_share_an_id_are_all_published_and_marked_whatever_becomes_of_the_slot() {
+fn rows_that_share_an_id_are_published_and_marked_across_slot_losses() {
     let orders = Orders::with_slot(TABLE, MARK);
     let mut relay = slot_dropped(&orders);
     eprintln!("{} copies", orders.settled(&mut relay).duplicates);
@@ -276,22 +276,22 @@ fn come_before_the_mark(mode: &str, upkeep: &str, meanwhile: impl Fn(&World)) {
 }
 
 #[test]
-fn rows_that_come_before_another_of_their_id_is_marked_are_published_by_who_polls() {
+fn a_poller_publishes_rows_inserted_before_another_of_their_id_is_marked() {
     come_before_the_mark("poll", MARK, |_| {});
 }
 
 #[test]
-fn rows_that_come_before_another_of_their_id_is_deleted_are_published_by_who_polls() {
+fn a_poller_publishes_rows_inserted_before_another_of_their_id_is_deleted() {
     come_before_the_mark("poll", DELETE, |_| {});
 }
 
 #[test]
-fn rows_that_come_before_another_of_their_id_is_marked_are_published_where_the_slot_is_lost() {
+fn recovery_publishes_rows_inserted_before_another_of_their_id_is_marked() {
     come_before_the_mark("slot", MARK, World::drop_slot);
 }
 
 #[test]
-fn a_row_with_the_key_and_id_of_one_that_is_gone_is_told_from_it_by_its_transaction() {
+fn a_row_with_a_reused_key_and_id_is_distinguished_by_its_transaction() {
     for upkeep in [MARK, DELETE] {
         let orders =
             Orders::new(&format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()"), upkeep);
@@ -306,7 +306,7 @@ fn a_row_with_the_key_and_id_of_one_that_is_gone_is_told_from_it_by_its_transact
 }
 
 #[test]
-fn a_pending_row_whose_event_is_parked_is_not_taken_for_one_that_is_asked_for_again() {
+fn a_pending_row_of_a_parked_event_is_no_request_to_publish_again() {
     let orders =
         Orders::with_slot(&format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()"), MARK);
     let mut relay = orders.run("slot").option("--on-error", "park").start();
@@ -346,7 +346,7 @@ fn rows_that_share_an_id_are_recovered_by_their_transactions() {
 }
 
 #[test]
-fn of_rows_in_several_partitions_that_share_an_id_the_published_one_is_marked() {
+fn among_partitions_only_the_published_row_of_a_shared_id_is_marked() {
     let parted = "create table nu (order_id text, t text, body jsonb, status text default 'N', day int default 1,
             primary key (order_id, day)) partition by list (day);
          create table nu_1 partition of nu for values in (1);
@@ -409,7 +409,7 @@ fn read_on(mode: &str, table: &str) {
 }
 
 #[test]
-fn a_backlog_of_rows_with_one_id_and_one_time_is_read_to_its_end_by_who_goes_on() {
+fn a_backlog_of_equal_ids_and_times_is_read_whole_after_a_kill() {
     let table = format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()");
     for mode in ["slot", "poll"] {
         read_on(mode, &table);
@@ -417,6 +417,6 @@ fn a_backlog_of_rows_with_one_id_and_one_time_is_read_to_its_end_by_who_goes_on(
 }
 
 #[test]
-fn a_backlog_of_rows_that_nothing_tells_apart_is_read_to_its_end_by_who_goes_on() {
+fn a_backlog_without_a_row_key_is_read_whole_after_a_kill() {
     read_on("slot", KEYLESS);
 }

@@ -97,7 +97,7 @@ fn change_and_write(world: &World) -> Vec<usize> {
 }
 
 #[test]
-fn rows_on_both_sides_of_harmless_changes_arrive_while_the_relay_lags() {
+fn harmless_schema_changes_lose_nothing_while_the_relay_lags() {
     let world = World::new();
     let written = change_and_write(&world);
     let _relay = world.relay();
@@ -105,7 +105,7 @@ fn rows_on_both_sides_of_harmless_changes_arrive_while_the_relay_lags() {
 }
 
 #[test]
-fn rows_on_both_sides_of_harmless_changes_arrive_while_the_relay_keeps_up() {
+fn harmless_schema_changes_lose_nothing_while_the_relay_keeps_up() {
     let world = World::new();
     let _relay = world.relay();
     let written = change_and_write(&world);
@@ -113,7 +113,7 @@ fn rows_on_both_sides_of_harmless_changes_arrive_while_the_relay_keeps_up() {
 }
 
 #[test]
-fn a_mapped_column_renamed_under_way_stops_the_relay_and_the_new_name_goes_on_there() {
+fn a_renamed_mapped_column_stops_the_relay_and_the_new_name_resumes() {
     let world = World::new();
     let sql = world.sql();
     let relay = world.relay();
@@ -137,7 +137,7 @@ fn a_mapped_column_renamed_under_way_stops_the_relay_and_the_new_name_goes_on_th
 }
 
 #[test]
-fn a_relay_behind_several_renames_delivers_each_row_with_the_configuration_of_its_time() {
+fn a_relay_behind_several_renames_delivers_each_row_under_its_column_name() {
     let world = World::new();
     let sql = world.sql();
     write(&world, &sql, "payload", 1);
@@ -194,7 +194,7 @@ fn rows_written_before_the_table_was_renamed_arrive_under_its_new_name() {
 }
 
 #[test]
-fn a_mapped_column_dropped_while_the_relay_lags_costs_no_row_that_had_it() {
+fn a_mapped_column_dropped_while_the_relay_lags_loses_no_earlier_row() {
     let world = World::new();
     let sql = world.sql();
     write(&world, &sql, "payload", 1);
@@ -215,13 +215,13 @@ fn a_mapped_column_dropped_while_the_relay_lags_costs_no_row_that_had_it() {
 }
 
 #[test]
-fn a_column_that_was_never_there_stops_the_relay_at_its_start() {
+fn a_missing_column_stops_the_relay_at_start() {
     let world = World::new();
     assert_stops_without(&world, run(&world, "paylod").start(), "paylod", "payload", &[]);
 }
 
 #[test]
-fn a_table_dropped_and_created_again_while_the_relay_lags_loses_nothing_without_a_word() {
+fn a_recreated_table_stops_a_lagging_relay_and_no_earlier_row_is_lost() {
     let world = World::new();
     let sql = world.sql();
     let mut relay = world.relay();

@@ -19,7 +19,7 @@ fn assert_clean(what: &str, text: &str) {
 }
 
 #[test]
-fn no_password_no_property_and_no_payload_reaches_an_output() {
+fn passwords_properties_and_payloads_reach_no_output() {
     let postgres = Postgres::private(15, &[]);
     postgres.sql().run(&format!("create role {GUARDED_ROLE} superuser login replication password '{PASSWORD}'"));
     let world = World::on(&postgres, Kafka::shared().brokers());

@@ -12,7 +12,7 @@ const PROMPT: Duration = Duration::from_secs(6);
 const DRAIN: Duration = Duration::from_secs(3);
 
 #[test]
-fn a_fast_shutdown_is_prompt_with_kafka_up() {
+fn a_fast_shutdown_of_postgres_is_prompt_with_kafka_up() {
     let postgres = Postgres::private(15, &[]);
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.relay();
@@ -28,7 +28,7 @@ fn a_fast_shutdown_is_prompt_with_kafka_up() {
 }
 
 #[test]
-fn a_fast_shutdown_with_kafka_frozen_waits_no_longer_than_the_drain_deadline() {
+fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
     let postgres = Postgres::private(15, &[]);
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let world = World::on(&postgres, Kafka::shared().brokers());

@@ -15,7 +15,7 @@ fn printed(relay: &Relay) -> Vec<Value> {
 
 /// P1, P2.
 #[test]
-fn records_are_printed_in_order_and_none_is_printed_again() {
+fn the_stdout_sink_prints_records_in_order_without_duplicates() {
     let world = World::new();
     let sql = world.sql();
     let run = || world.command("run").option("--sink", "stdout").option("--log-format", "json").start();
@@ -59,7 +59,7 @@ fn records_are_printed_in_order_and_none_is_printed_again() {
 }
 
 #[test]
-fn what_the_null_sink_takes_is_confirmed() {
+fn events_of_the_null_sink_are_confirmed() {
     let world = World::new();
     let mut relay = world.command("run").option("--sink", "null").start();
     relay.wait_ready();

@@ -54,7 +54,7 @@ fn has_lsn(text: &str) -> bool {
 }
 
 #[test]
-fn an_aggregate_type_that_is_no_topic_stops_the_relay_with_its_id_and_lsn() {
+fn an_invalid_topic_name_stops_the_relay_with_id_and_lsn() {
     let world = World::new();
     let relay = world.relay();
     let id = poison(&world, "'not a topic'", "'{}'");
@@ -62,7 +62,7 @@ fn an_aggregate_type_that_is_no_topic_stops_the_relay_with_its_id_and_lsn() {
 }
 
 #[test]
-fn a_null_aggregate_type_stops_the_relay_with_its_id_and_lsn() {
+fn a_null_aggregate_type_stops_the_relay_with_id_and_lsn() {
     let world = World::new();
     let relay = world.relay();
     let id = poison(&world, "null", "'{}'");
@@ -70,7 +70,7 @@ fn a_null_aggregate_type_stops_the_relay_with_its_id_and_lsn() {
 }
 
 #[test]
-fn a_record_larger_than_the_producer_may_send_stops_the_relay_with_its_id_and_lsn() {
+fn a_record_over_message_max_bytes_stops_the_relay_with_id_and_lsn() {
     let world = World::new();
     let relay = world.relay();
     let id = poison(&world, &format!("'{}'", world.kind(0)), "to_jsonb(repeat('x', 2000000))");
@@ -78,7 +78,7 @@ fn a_record_larger_than_the_producer_may_send_stops_the_relay_with_its_id_and_ls
 }
 
 #[test]
-fn a_record_larger_than_the_broker_takes_stops_the_relay_with_its_id_and_lsn() {
+fn a_record_over_the_topics_max_message_bytes_stops_the_relay_with_id_and_lsn() {
     let world = World::new();
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "2000")]);
     let relay = world.relay();
@@ -93,7 +93,7 @@ fn a_record_larger_than_the_broker_takes_stops_the_relay_with_its_id_and_lsn() {
 }
 
 #[test]
-fn an_event_that_cannot_be_routed_is_passed_by_advancing_the_slot_and_adopting_it() {
+fn an_unroutable_event_is_skipped_by_advancing_and_adopting_the_slot() {
     let world = World::new();
     let relay = world.relay();
     let sql = world.sql();
@@ -112,7 +112,7 @@ fn an_event_that_cannot_be_routed_is_passed_by_advancing_the_slot_and_adopting_i
 }
 
 #[test]
-fn an_lsn_is_told_from_other_text() {
+fn an_lsn_is_parsed_from_an_error_text() {
     assert!(has_lsn("stopped at 0/15D2A88, see"));
     assert!(has_lsn(r#"{"lsn":"16/B374D848"}"#));
     assert!(!has_lsn("2026/11/21 and/or a/b 1/2"));

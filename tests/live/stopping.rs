@@ -12,7 +12,7 @@ use crate::support::world::{ARRIVAL, World};
 const SHUTDOWN_TIMEOUT: i32 = 3;
 
 #[test]
-fn a_stop_under_load_drains_and_confirms_so_that_nothing_comes_twice() {
+fn a_stop_under_load_drains_and_confirms_without_duplicates() {
     let world = World::new();
     for signal in ["TERM", "INT", "TERM"] {
         let mut relay = world.relay();
@@ -27,7 +27,7 @@ fn a_stop_under_load_drains_and_confirms_so_that_nothing_comes_twice() {
 }
 
 #[test]
-fn a_stop_confirms_everything_that_was_delivered() {
+fn a_stop_confirms_all_delivered_events() {
     let world = World::new();
     let mut relay = world.relay();
     let sql = world.sql();
@@ -61,7 +61,7 @@ fn with_an_event_that_is_never_acked(shutdown_timeout: &str) -> (World, Proxy, R
 }
 
 #[test]
-fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
+fn a_stop_with_kafka_frozen_ends_at_its_deadline_with_code_3() {
     let (world, _proxy, mut relay) = with_an_event_that_is_never_acked("2s");
     let started = Instant::now();
     assert_eq!(relay.terminate(Duration::from_secs(12)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
@@ -71,7 +71,7 @@ fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
 }
 
 #[test]
-fn a_second_signal_leaves_at_once() {
+fn a_second_signal_ends_the_relay_at_once() {
     let (world, _proxy, mut relay) = with_an_event_that_is_never_acked("120s");
     relay.process.signal("TERM");
     eventually("intake has stopped", ARRIVAL, || relay.is_ready(), |ready| !ready);
@@ -113,7 +113,7 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
 
 /// P10: what is left of a read batch when intake ends is nobody's turn any more.
 #[test]
-fn a_stop_in_the_middle_of_a_read_batch_whose_stream_is_cut_ends_at_its_deadline() {
+fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     let world = World::new();
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "6s");

@@ -193,7 +193,7 @@ fn assert_explained(exit: Option<i32>, words: &str, code: i32, cause: &str, sett
 }
 
 #[test]
-fn kafka_by_password_over_tls_takes_events_and_keeps_the_position() {
+fn kafka_over_tls_with_a_password_stores_events_and_position() {
     for mechanism in ["SCRAM-SHA-512", "PLAIN"] {
         let world = world();
         let relay = to_listener(
@@ -214,7 +214,7 @@ fn kafka_by_password_over_tls_takes_events_and_keeps_the_position() {
 }
 
 #[test]
-fn kafka_by_client_certificate_takes_events_with_it_and_refuses_without() {
+fn kafka_over_tls_requires_the_client_certificate() {
     let world = world();
     let root = shown(certificates().trusted.root());
     let client = &certificates().certified;
@@ -235,7 +235,7 @@ fn kafka_by_client_certificate_takes_events_with_it_and_refuses_without() {
 }
 
 #[test]
-fn a_kafka_that_is_not_the_one_that_is_trusted_ends_the_relay_with_31() {
+fn an_untrusted_kafka_certificate_ends_with_31() {
     let world = world();
     let properties = [("security.protocol", "SSL"), ("ssl.ca.location", shown(certificates().trusted.root()))];
     for relay in [STRANGER, MISNAMED].map(|listener| to_listener(&world, listener, &properties).start()) {
@@ -244,7 +244,7 @@ fn a_kafka_that_is_not_the_one_that_is_trusted_ends_the_relay_with_31() {
 }
 
 #[test]
-fn a_wrong_kafka_password_or_mechanism_ends_the_relay_with_31() {
+fn a_wrong_kafka_password_or_mechanism_ends_with_31() {
     let world = world();
     let root = shown(certificates().trusted.root());
     let refused = [("SCRAM-SHA-512", WRONG_PASSWORD), ("PLAIN", WRONG_PASSWORD), ("SCRAM-SHA-256", PASSWORD)];
@@ -265,7 +265,7 @@ fn a_wrong_kafka_password_or_mechanism_ends_the_relay_with_31() {
 }
 
 #[test]
-fn a_kafka_that_is_spoken_to_in_another_protocol_is_waited_for_and_the_log_names_the_protocol() {
+fn a_kafka_listener_of_another_protocol_is_named_in_the_log() {
     let world = world();
     let root = shown(certificates().trusted.root());
     let tls = [("security.protocol", "SSL"), ("ssl.ca.location", root)];
@@ -282,14 +282,14 @@ fn a_kafka_that_is_spoken_to_in_another_protocol_is_waited_for_and_the_log_names
 }
 
 #[test]
-fn a_file_of_a_kafka_property_that_is_not_there_ends_the_relay_with_2() {
+fn a_missing_file_of_a_kafka_property_ends_with_2() {
     let world = world();
     let relay = to_listener(&world, STRANGER, &[("security.protocol", "SSL"), ("ssl.ca.location", "/nowhere/ca.crt")]);
     assert_refused(relay.start(), CONFIG, "/nowhere/ca.crt", &["ssl.ca.location"]);
 }
 
 #[test]
-fn postgres_that_is_verified_is_spoken_to_over_tls_in_every_session() {
+fn every_session_uses_tls_to_a_verified_postgres() {
     let world = world();
     let command = with_url(world.run(), &url(&world, GUARDED_ROLE, &verified()));
     let mut relay = command.start();
@@ -308,7 +308,7 @@ fn postgres_that_is_verified_is_spoken_to_over_tls_in_every_session() {
 }
 
 #[test]
-fn postgres_that_cannot_be_verified_ends_the_relay_with_11() {
+fn an_unverified_postgres_certificate_ends_with_11() {
     let world = world();
     let refused = |command: &str, parameters: &str, cause: &str| {
         let url = url(&world, GUARDED_ROLE, parameters);
@@ -328,20 +328,20 @@ fn postgres_that_cannot_be_verified_ends_the_relay_with_11() {
 }
 
 #[test]
-fn postgres_is_spoken_to_over_tls_without_a_root_certificate_where_that_is_asked_for() {
+fn sslmode_require_uses_tls_without_a_root_certificate() {
     let world = world();
     assert_delivers(&world, &with_url(world.run(), &url(&world, GUARDED_ROLE, "sslmode=require")));
 }
 
 #[test]
-fn no_tls_to_a_postgres_that_wants_it_ends_the_relay_with_11() {
+fn a_postgres_that_requires_tls_ends_a_relay_without_it_with_11() {
     let world = world();
     let relay = with_url(world.run(), &url(&world, GUARDED_ROLE, "sslmode=disable"));
     assert_refused(relay.start(), POSTGRES_REFUSED, "no encryption", &["sslmode", "pg_hba.conf"]);
 }
 
 #[test]
-fn tls_from_a_postgres_that_does_none_ends_the_relay_with_11() {
+fn a_postgres_without_tls_ends_a_relay_that_requires_it_with_11() {
     let world = World::on(Postgres::shared(), kafka().brokers());
     let (plain, _) = world.database_url.split_once('?').expect("parameters");
     let relay = world.run().option("--database-url", &format!("{plain}?{}", verified()));
@@ -349,7 +349,7 @@ fn tls_from_a_postgres_that_does_none_ends_the_relay_with_11() {
 }
 
 #[test]
-fn postgres_takes_a_client_certificate_and_refuses_without_one_or_with_anothers() {
+fn postgres_over_tls_requires_the_roles_client_certificate() {
     let world = world();
     let Certificates { certified, passwordless, untrusted, .. } = certificates();
     let shows = |role: &str, shown: &str| {
@@ -371,7 +371,7 @@ fn postgres_takes_a_client_certificate_and_refuses_without_one_or_with_anothers(
 }
 
 #[test]
-fn setup_and_status_work_over_the_connection_that_run_uses() {
+fn setup_and_status_connect_as_run_does() {
     let world = World::bare(postgres(), kafka().brokers());
     let name = &world.name;
     world

@@ -67,7 +67,7 @@ fn internal(on_error: &str, guarantee: &str) -> (World, Relay, String) {
 }
 
 #[test]
-fn a_row_that_names_a_topic_of_kafkas_own_is_a_dead_letter() {
+fn a_row_for_an_internal_topic_of_kafka_is_a_dead_letter() {
     for guarantee in ["at-least-once", "exactly-once"] {
         let (world, mut relay, id) = internal("dead-letter", guarantee);
         assert_eq!(letters(&world), [(id, "rejected".to_owned())], "{guarantee}");
@@ -78,7 +78,7 @@ fn a_row_that_names_a_topic_of_kafkas_own_is_a_dead_letter() {
 }
 
 #[test]
-fn a_row_that_names_a_topic_of_kafkas_own_is_skipped() {
+fn a_row_for_an_internal_topic_of_kafka_is_skipped() {
     let (_world, mut relay, id) = internal("skip", "at-least-once");
     let [line] = &told(&relay, "an event was given up")[..] else { panic!("{}", relay.log()) };
     assert!(
@@ -91,7 +91,7 @@ fn a_row_that_names_a_topic_of_kafkas_own_is_skipped() {
 }
 
 #[test]
-fn a_row_that_names_a_topic_of_kafkas_own_is_parked() {
+fn a_row_for_an_internal_topic_of_kafka_is_parked() {
     let (world, mut relay, id) = internal("park", "at-least-once");
     let parked = || {
         world.sql().text(
@@ -103,7 +103,7 @@ fn a_row_that_names_a_topic_of_kafkas_own_is_parked() {
 }
 
 #[test]
-fn a_row_that_names_a_topic_of_kafkas_own_stops_the_relay_by_name() {
+fn a_row_for_an_internal_topic_of_kafka_stops_the_relay() {
     let world = World::new();
     let mut relay = run(&world, "stop", "").start();
     relay.wait_ready();
@@ -115,17 +115,17 @@ fn a_row_that_names_a_topic_of_kafkas_own_stops_the_relay_by_name() {
 }
 
 #[test]
-fn without_a_topic_of_dead_letters_everything_waits_for_it_and_goes_on_by_itself() {
+fn a_missing_dead_letter_topic_blocks_the_relay_until_it_is_created() {
     waits_for_the_topic_of_dead_letters("at-least-once", "slot");
 }
 
 #[test]
-fn exactly_once_without_a_topic_of_dead_letters_waits_for_it() {
+fn a_missing_dead_letter_topic_blocks_exactly_once_until_it_is_created() {
     waits_for_the_topic_of_dead_letters("exactly-once", "slot");
 }
 
 #[test]
-fn a_poller_without_a_topic_of_dead_letters_waits_for_it() {
+fn a_missing_dead_letter_topic_blocks_a_poller_until_it_is_created() {
     waits_for_the_topic_of_dead_letters("at-least-once", "poll");
 }
 
@@ -175,7 +175,7 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
 }
 
 #[test]
-fn a_topic_that_is_deleted_under_a_relay_is_waited_for_and_readiness_says_so_all_the_while() {
+fn a_deleted_topic_makes_the_relay_unready_until_it_is_created_again() {
     let world = World::new();
     topic::create(&world.brokers, &world.topic(0), 1, &[]);
     let own = format!("own.{}", world.name);
@@ -205,7 +205,7 @@ fn a_topic_that_is_deleted_under_a_relay_is_waited_for_and_readiness_says_so_all
 }
 
 #[test]
-fn a_letter_keeps_its_value_where_the_topic_of_dead_letters_is_deleted_under_a_relay() {
+fn a_dead_letter_keeps_its_value_after_its_topic_was_deleted() {
     for guarantee in ["at-least-once", "exactly-once"] {
         let world = World::new();
         topic::create(&world.brokers, &world.topic(0), 1, &[]);
@@ -257,7 +257,7 @@ fn named(run: RelayCommand, kafka: &Kafka, guarantee: &str) -> Relay {
 }
 
 #[test]
-fn what_may_not_be_written_to_is_named_and_healed_by_a_grant_with_either_guarantee() {
+fn a_topic_without_write_access_is_named_and_resumed_after_a_grant() {
     let kafka = guarded();
     for guarantee in ["at-least-once", "exactly-once"] {
         let world = World::on(Postgres::shared(), kafka.brokers());
@@ -287,7 +287,7 @@ fn what_may_not_be_written_to_is_named_and_healed_by_a_grant_with_either_guarant
 }
 
 #[test]
-fn rows_have_neither_headers_nor_topics_that_are_walrelays_own() {
+fn rows_cannot_use_walrelays_own_headers_and_topics() {
     let world = World::new();
     topic::create(&world.brokers, &world.topic(0), 1, &[]);
     topic::create(&world.brokers, &dead(&world), 1, &[]);

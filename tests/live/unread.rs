@@ -11,7 +11,7 @@ const FULL: &str = "/dev/full";
 
 /// P7, P10.
 #[test]
-fn a_relay_whose_log_cannot_be_written_reconnects_and_stops_as_ever() {
+fn a_relay_whose_log_cannot_be_written_still_reconnects_and_stops() {
     let world = World::new();
     for format in ["text", "json"] {
         let command = world.command("run").option("--brokers", &world.brokers).option("--log-format", format);
@@ -34,7 +34,7 @@ fn a_relay_whose_log_cannot_be_written_reconnects_and_stops_as_ever() {
 }
 
 #[test]
-fn what_is_made_and_dropped_is_made_and_dropped_although_nobody_reads_of_it() {
+fn setup_and_teardown_complete_with_a_closed_output() {
     let world = World::keeping();
     let sql = world.sql();
     let count = || {
@@ -51,7 +51,7 @@ fn what_is_made_and_dropped_is_made_and_dropped_although_nobody_reads_of_it() {
 }
 
 #[test]
-fn a_status_that_nobody_reads_has_its_exit_code_and_one_that_is_repeated_ends() {
+fn status_with_a_closed_output_keeps_its_exit_code_and_ends_its_watch() {
     let world = World::new();
     let unhealthy = world.command("status").unread_output();
     assert_eq!(unhealthy.status.code(), world.command("status").output().status.code(), "{unhealthy:?}");

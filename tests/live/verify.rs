@@ -69,7 +69,7 @@ fn publish(world: &World, ids: &[&str]) {
 }
 
 #[test]
-fn a_relay_at_work_is_sound_while_writers_write_and_afterwards() {
+fn verify_finds_no_defect_under_load_and_afterwards() {
     let world = World::new();
     let _relay = world.relay();
     let writers = world.workload(&Plan::default());
@@ -92,7 +92,7 @@ fn a_relay_at_work_is_sound_while_writers_write_and_afterwards() {
 }
 
 #[test]
-fn a_row_without_a_record_is_missing_until_a_relay_brings_it() {
+fn verify_reports_a_missing_record_until_a_relay_publishes_it() {
     let world = World::new();
     let sql = world.sql();
     world.emit(&sql, "a");
@@ -118,7 +118,7 @@ fn a_row_without_a_record_is_missing_until_a_relay_brings_it() {
 }
 
 #[test]
-fn duplicates_reorderings_strangers_and_replays_are_told_apart() {
+fn verify_distinguishes_duplicates_reordered_unknown_and_replayed_records() {
     let (world, ids) = numbered(4);
     let [one, two, three, four] = ids.iter().map(String::as_str).collect::<Vec<_>>()[..] else { panic!("{ids:?}") };
     let verify = verify(&world).option("--grace", AT_ONCE);
@@ -153,7 +153,7 @@ fn duplicates_reorderings_strangers_and_replays_are_told_apart() {
 }
 
 #[test]
-fn a_range_leaves_out_what_is_outside_and_calls_nothing_there_unknown() {
+fn verify_ignores_records_outside_its_range() {
     let (world, ids) = numbered(6);
     let sql = world.sql();
     let (code, words) = refused(&verify(&world).option("--since", "1h"));
@@ -210,7 +210,7 @@ fn refused(verify: &RelayCommand) -> (i32, String) {
 }
 
 #[test]
-fn of_transactions_only_what_was_committed_counts_and_their_ends_are_no_records() {
+fn verify_reads_only_committed_records() {
     let (world, _) = numbered(2);
     let sql = world.sql();
     world.emit_to(&sql, 1, "a");
@@ -239,7 +239,7 @@ fn of_transactions_only_what_was_committed_counts_and_their_ends_are_no_records(
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused_with_the_code_that_says_why() {
+fn verify_refuses_incomparable_inputs_with_a_specific_code() {
     let (world, _) = numbered(1);
     let verify = || verify(&world).option("--grace", AT_ONCE);
     let nowhere = format!("127.0.0.1:{}", free_port());

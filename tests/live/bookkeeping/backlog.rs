@@ -9,13 +9,13 @@ use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
 
 #[test]
-fn of_the_rows_that_are_there_the_pending_ones_are_published() {
+fn a_first_start_publishes_the_pending_rows_of_a_backlog() {
     in_one_mode(publishes_what_is_pending);
 }
 
 #[test]
 #[ignore = "long: the same teams in the other mode"]
-fn of_the_rows_that_are_there_the_pending_ones_are_published_in_the_other_mode() {
+fn a_first_start_publishes_the_pending_rows_of_a_backlog_by_polling_and_slot() {
     in_the_other_mode(publishes_what_is_pending);
 }
 
@@ -49,7 +49,7 @@ const REPLAY: &str = "UPDATE email_outbox
     WHERE id = '...'";
 
 #[test]
-fn mail_that_is_set_to_pending_again_is_published_again() {
+fn mail_set_to_pending_again_is_published_again() {
     for mode in ["slot", "poll"] {
         let outbox = Outbox::in_mode(mode, &EMAIL);
         let sql = outbox.sql();
@@ -97,7 +97,7 @@ fn mail_that_is_set_to_pending_again_is_published_again() {
 
 /// The other teams' pages have no such statement; it works for them, too.
 #[test]
-fn flags_that_are_taken_back_publish_again() {
+fn a_row_whose_published_flag_is_reset_is_published_again() {
     let again: [(&Team, &str); 2] = [
         (&PUBLISHED, "update outbox set published = false, published_at = null"),
         (&WALLET, "update outbox set sent = false"),
@@ -121,7 +121,7 @@ fn flags_that_are_taken_back_publish_again() {
 }
 
 #[test]
-fn what_was_pending_before_setup_comes_once_and_with_backlog_first() {
+fn rows_pending_before_setup_are_published_once_and_first() {
     for backlog in [true, false] {
         let outbox = Outbox::new(&WALLET);
         (0..5).for_each(|_| outbox.emit("one"));

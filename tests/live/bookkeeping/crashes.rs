@@ -8,19 +8,19 @@ use crate::support::workload::Plan;
 const SIGABRT: i32 = 6;
 
 #[test]
-fn killed_around_the_mark_no_mail_is_lost() {
+fn a_relay_killed_around_the_mark_loses_no_mail() {
     loses_nothing(&EMAIL);
 }
 
 #[test]
 #[ignore = "long: the same as for mail, with the marks of another team"]
-fn killed_around_the_mark_no_domain_event_is_lost() {
+fn a_relay_killed_around_the_mark_loses_no_domain_event() {
     loses_nothing(&PUBLISHED);
 }
 
 #[test]
 #[ignore = "long: the same as for mail, with the marks of another team"]
-fn killed_around_the_mark_no_wallet_event_is_lost() {
+fn a_relay_killed_around_the_mark_loses_no_wallet_event() {
     loses_nothing(&WALLET);
 }
 

@@ -7,7 +7,7 @@ use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
 
 #[test]
-fn a_mail_that_cannot_be_published_fails_and_is_sent_once_it_is_mended() {
+fn an_undeliverable_mail_is_marked_failed_and_sent_after_its_repair() {
     for mode in ["slot", "poll"] {
         let outbox = Outbox::in_mode(mode, &EMAIL);
         let config = outbox

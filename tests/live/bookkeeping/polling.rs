@@ -4,17 +4,17 @@ use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
 use crate::support::workload::Plan;
 
 #[test]
-fn two_that_poll_publish_and_mark_mail() {
+fn two_pollers_publish_and_mark_mail() {
     publishes_and_marks(&EMAIL);
 }
 
 #[test]
-fn two_that_poll_publish_and_mark_domain_events() {
+fn two_pollers_publish_and_mark_domain_events() {
     publishes_and_marks(&PUBLISHED);
 }
 
 #[test]
-fn two_that_poll_publish_and_mark_wallet_events() {
+fn two_pollers_publish_and_mark_wallet_events() {
     publishes_and_marks(&WALLET);
 }
 

@@ -39,7 +39,7 @@ fn what_is_marked_is_out(team: &'static Team, mode: &str) -> Outbox {
 }
 
 #[test]
-fn the_gauges_of_the_mail_page_count_and_sent_rows_go_after_their_time() {
+fn the_mail_gauges_count_and_sent_rows_are_deleted_after_retention() {
     let outbox = what_is_marked_is_out(&EMAIL, "slot");
     let (sql, sent) = (outbox.sql(), outbox.count("true"));
     // The relay is away.
@@ -99,7 +99,7 @@ fn nothing_is_pending(outbox: &Outbox) {
 }
 
 #[test]
-fn unpublished_is_what_the_runbook_finds_and_its_cleanup_deletes_the_rest() {
+fn the_runbook_query_finds_unpublished_rows_and_cleanup_deletes_the_rest() {
     for mode in ["slot", "poll"] {
         let outbox = what_is_marked_is_out(&PUBLISHED, mode);
         let sql = outbox.sql();
@@ -140,7 +140,7 @@ fn unpublished_is_what_the_runbook_finds_and_its_cleanup_deletes_the_rest() {
 }
 
 #[test]
-fn unsent_wallet_events_are_found_and_text_that_is_no_json_goes_out() {
+fn unsent_wallet_events_are_found_and_a_payload_that_is_no_json_is_published() {
     for mode in ["slot", "poll"] {
         let outbox = what_is_marked_is_out(&WALLET, mode);
         let (sql, kind) = (outbox.sql(), outbox.world.kind(0).to_owned());

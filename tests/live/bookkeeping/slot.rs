@@ -12,17 +12,17 @@ use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
 
 #[test]
-fn the_slot_publishes_and_marks_mail() {
+fn a_streaming_relay_publishes_and_marks_mail() {
     publishes_marks_and_confirms(&EMAIL);
 }
 
 #[test]
-fn the_slot_publishes_and_marks_domain_events() {
+fn a_streaming_relay_publishes_and_marks_domain_events() {
     publishes_marks_and_confirms(&PUBLISHED);
 }
 
 #[test]
-fn the_slot_publishes_and_marks_wallet_events() {
+fn a_streaming_relay_publishes_and_marks_wallet_events() {
     publishes_marks_and_confirms(&WALLET);
 }
 
@@ -69,7 +69,7 @@ fn a_mark_that_leaves_rows_pending_stops_the_relay() {
 
 #[test]
 #[ignore = "long: the same teams in the other mode"]
-fn a_mark_that_leaves_rows_pending_stops_the_relay_in_the_other_mode() {
+fn a_mark_that_leaves_rows_pending_stops_a_relay_of_the_other_mode() {
     in_the_other_mode(stops_at_a_wrong_mark);
 }
 
@@ -99,7 +99,7 @@ fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
 }
 
 #[test]
-fn rows_that_nobody_sees_yet_are_marked_when_they_are_seen() {
+fn rows_of_a_commit_that_waits_for_a_standby_are_marked_once_visible() {
     let waits = [("synchronous_standby_names", "nobody"), ("synchronous_commit", "local")];
     let postgres = Postgres::private(15, &waits);
     let outbox = Outbox::on(&postgres, &EMAIL);

@@ -28,7 +28,7 @@ fn impatient(world: &World) -> Relay {
 /// Brokers of a cluster: a lone one that is killed while it commits loses the transaction (KAFKA-20734, see
 /// docs/exactly-once.md), and no producer can end that.
 #[test]
-fn brokers_killed_and_started_again_under_load_cost_and_repeat_nothing() {
+fn broker_restarts_under_exactly_once_lose_and_duplicate_nothing() {
     let cluster = Cluster::start();
     let world = World::on(Postgres::shared(), cluster.brokers());
     let mut relay = relay(&world);
@@ -52,7 +52,7 @@ fn brokers_killed_and_started_again_under_load_cost_and_repeat_nothing() {
 }
 
 #[test]
-fn commits_that_are_lost_on_the_way_are_settled_before_anything_is_sent_again() {
+fn commits_lost_on_the_network_are_resolved_before_the_next_send() {
     let kafka = Kafka::private();
     let (proxy, through) = kafka.behind_proxy();
     let mut world = World::on(Postgres::shared(), kafka.brokers());
@@ -89,7 +89,7 @@ fn commits_that_are_lost_on_the_way_are_settled_before_anything_is_sent_again() 
 }
 
 #[test]
-fn of_two_relays_one_is_at_work_and_changes_of_them_show_nowhere() {
+fn exactly_once_take_overs_lose_and_duplicate_nothing() {
     let world = World::new();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     let mut chance = generator("two relays");
@@ -109,7 +109,7 @@ fn of_two_relays_one_is_at_work_and_changes_of_them_show_nowhere() {
 }
 
 #[test]
-fn a_relay_that_stood_still_while_another_took_over_brings_nothing_to_light() {
+fn a_frozen_relay_under_exactly_once_publishes_nothing_after_a_take_over() {
     let world = World::new();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     let mut chance = generator("zombie");
@@ -135,7 +135,7 @@ fn a_relay_that_stood_still_while_another_took_over_brings_nothing_to_light() {
 }
 
 #[test]
-fn of_two_producers_of_one_slot_only_the_younger_is_seen() {
+fn a_new_producer_fences_the_older_one_of_its_slot() {
     let brokers = Kafka::shared().brokers();
     let name = format!("fence.{:x}", fastrand::u32(..));
     topic::create(brokers, &name, 1, &[]);
@@ -164,7 +164,7 @@ fn of_two_producers_of_one_slot_only_the_younger_is_seen() {
 }
 
 #[test]
-fn a_position_behind_an_open_transaction_of_somebody_else_is_waited_for() {
+fn the_relay_waits_for_a_position_behind_an_open_kafka_transaction() {
     let world = World::new();
     let topic = format!("{}.state", world.name);
     let file = format!("[state]\ntopic = {topic:?}\n");
@@ -198,7 +198,7 @@ fn a_position_behind_an_open_transaction_of_somebody_else_is_waited_for() {
 }
 
 #[test]
-fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
+fn each_rejected_event_under_exactly_once_is_one_dead_letter_without_duplicates() {
     let world = World::new();
     let letters_topic = format!("{}.dead", world.name);
     topic::create(&world.brokers, &letters_topic, 1, &[]);
@@ -246,7 +246,7 @@ fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
 }
 
 #[test]
-fn a_producer_whose_commit_was_sent_twice_begins_no_other_transaction() {
+fn a_producer_with_a_resent_commit_begins_no_further_transaction() {
     let kafka = Kafka::private();
     let (proxy, through) = kafka.behind_proxy();
     let name = format!("late.{:x}", fastrand::u32(..));
@@ -297,7 +297,7 @@ fn a_producer_whose_commit_was_sent_twice_begins_no_other_transaction() {
 }
 
 #[test]
-fn behind_a_connection_that_broke_events_go_through_another_producer() {
+fn a_broken_connection_under_exactly_once_replaces_the_producer() {
     let kafka = Kafka::private();
     let (proxy, through) = kafka.behind_proxy();
     let mut world = World::on(Postgres::shared(), kafka.brokers());

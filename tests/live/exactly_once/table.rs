@@ -11,7 +11,7 @@ use crate::support::world::{ARRIVAL, World};
 const SMALL: &str = "[delivery]\ntransaction_max_events = 150\n";
 
 #[test]
-fn a_backlog_killed_again_and_again_on_its_way_arrives_once() {
+fn exactly_once_publishes_a_backlog_once_across_kills() {
     let world = World::keeping();
     world.publish();
     let sql = world.sql();
@@ -33,7 +33,7 @@ fn a_backlog_killed_again_and_again_on_its_way_arrives_once() {
 }
 
 #[test]
-fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
+fn a_slot_dropped_under_load_loses_and_duplicates_nothing() {
     let world = World::keeping();
     world.setup();
     let mut relay = run(&world).start();
@@ -53,7 +53,7 @@ fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
 }
 
 #[test]
-fn a_poller_killed_again_and_again_brings_every_row_once() {
+fn an_exactly_once_poller_publishes_each_row_once_across_kills() {
     let world = World::keeping();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     for _ in 0..4 {

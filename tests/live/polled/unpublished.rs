@@ -41,7 +41,7 @@ fn insert(sql: &Sql, id: &str) {
 }
 
 #[test]
-fn unpublished_is_what_a_snapshot_did_not_see() {
+fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     let world = world();
     let [sql, open, nested, rolled_back] = [(); 4].map(|()| world.sql());
     sql.run(TABLES);
@@ -134,7 +134,7 @@ fn an_exported_snapshot_is_what_is_read() {
 }
 
 #[test]
-fn the_window_of_xmin_reaches_over_the_end_of_the_32_bit_ids() {
+fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
     // 100 below the end, three times round.
     const NEXT: u32 = u32::MAX - 99;
     let postgres = Postgres::private(15, &[("autovacuum", "off")]);

@@ -7,7 +7,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 #[test]
-fn every_major_recovers_polls_and_hands_over() {
+fn recovery_polling_and_hand_over_work_on_every_major() {
     for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
@@ -56,7 +56,7 @@ fn pair(major: u32) -> (World, Postgres, Postgres) {
 }
 
 #[test]
-fn a_poller_goes_on_at_the_promoted_standby() {
+fn a_poller_continues_on_the_promoted_standby() {
     for mode in ["poll", "auto"] {
         let (world, primary, standby) = pair(15);
         let writers = world.workload(&Plan::default());
@@ -74,7 +74,7 @@ fn a_poller_goes_on_at_the_promoted_standby() {
 }
 
 #[test]
-fn a_slot_is_given_up_while_kafka_is_out_of_reach_and_nothing_is_lost() {
+fn a_slot_dropped_over_budget_without_kafka_loses_nothing() {
     let postgres = Postgres::private(15, &[]);
     let kafka = Kafka::private();
     let world = World::keeping_on(&postgres, kafka.brokers());

@@ -17,7 +17,7 @@ fn poller(world: &World) -> Relay {
 }
 
 #[test]
-fn a_table_that_is_rewritten_while_it_is_polled_loses_nothing() {
+fn a_table_rewritten_while_polled_loses_nothing() {
     let world = World::keeping();
     let mut relay = poller(&world);
     let (sql, rewriter) = (world.sql(), world.sql());
@@ -36,7 +36,7 @@ fn a_table_that_is_rewritten_while_it_is_polled_loses_nothing() {
 }
 
 #[test]
-fn a_table_that_is_rewritten_while_its_slot_is_made_loses_nothing() {
+fn a_table_rewritten_during_slot_creation_loses_nothing() {
     let world = World::keeping();
     world.setup();
     let mut relay = world.run().start();
@@ -65,7 +65,7 @@ fn a_table_that_is_rewritten_while_its_slot_is_made_loses_nothing() {
 }
 
 #[test]
-fn what_a_poller_leaves_out_at_first_is_settled_before_it_is_ready() {
+fn a_poller_decides_its_backlog_before_it_is_ready() {
     let world = World::keeping();
     let sql = world.sql();
     world.emit(&sql, "before");
@@ -82,7 +82,7 @@ fn what_a_poller_leaves_out_at_first_is_settled_before_it_is_ready() {
 }
 
 #[test]
-fn rows_that_do_not_tell_their_transaction_are_polled_once_whoever_has_one_open() {
+fn rows_without_a_transaction_column_are_polled_once_beside_open_transactions() {
     let world = World::keeping();
     let (sql, open) = (world.sql(), world.sql());
     sql.run("alter table outbox alter column xid drop not null");
@@ -109,7 +109,7 @@ fn rows_that_do_not_tell_their_transaction_are_polled_once_whoever_has_one_open(
 }
 
 #[test]
-fn while_a_transaction_holds_up_the_making_of_a_slot_the_table_is_polled() {
+fn the_table_is_polled_while_a_transaction_delays_slot_creation() {
     let postgres = Postgres::private(15, &[]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.publish();
@@ -136,7 +136,7 @@ fn while_a_transaction_holds_up_the_making_of_a_slot_the_table_is_polled() {
 }
 
 #[test]
-fn rows_that_a_policy_hides_are_an_error_and_not_rows_that_are_not_there() {
+fn rows_hidden_by_row_level_security_are_an_error() {
     let world = World::keeping();
     let sql = world.sql();
     let (role, name) = (format!("{}_blind", world.name), &world.name);

@@ -13,7 +13,7 @@ fn next(row: &Value) -> &Value {
 }
 
 #[test]
-fn back_off_and_dead_letter_are_in_the_payload_and_its_status_replays() {
+fn billing_events_show_back_off_and_dead_letter_in_their_rows() {
     let team = Team::new(
         "billing_events",
         include_str!("../../../examples/billing-events/schema.sql"),

@@ -5,7 +5,7 @@ use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
 
 #[test]
-fn a_mail_whose_topic_refuses_fails_after_five_attempts_and_is_sent_once_it_is_set_to_pending() {
+fn a_refused_mail_fails_after_five_attempts_and_is_retried_when_set_to_pending() {
     let team = Team::new(
         "email_outbox",
         include_str!("../../../examples/email-outbox/schema.sql"),

@@ -33,7 +33,7 @@ fn next(row: &Value) -> &Value {
 }
 
 #[test]
-fn each_event_is_tried_as_often_as_its_row_says_and_published_once_it_is_set_to_pending() {
+fn max_attempts_of_the_row_limits_retries_of_parked_events() {
     let team = team();
     let topic = |kind: &str| format!("{}.events.user.{kind}", team.world.name);
     team.create(&topic("welcomed"));
@@ -69,7 +69,7 @@ fn each_event_is_tried_as_often_as_its_row_says_and_published_once_it_is_set_to_
 }
 
 #[test]
-fn in_place_an_event_is_given_up_after_as_many_attempts_as_its_row_says() {
+fn max_attempts_of_the_row_limits_retries_in_place() {
     let mut team = team();
     team.config = team.config.replace("on_error = \"park\"", "on_error = \"skip\"");
     let mut relay = team.relay("200ms");
@@ -81,7 +81,7 @@ fn in_place_an_event_is_given_up_after_as_many_attempts_as_its_row_says() {
 }
 
 #[test]
-fn an_event_nobody_takes_is_a_dead_letter_at_once_and_published_once_it_is_mended() {
+fn a_rejected_event_is_marked_failed_at_once_and_published_after_its_repair() {
     let team = team();
     let topic = format!("{}.events.user.created", team.world.name);
     team.create(&topic);

@@ -8,7 +8,7 @@ use crate::support::world::ARRIVAL;
 const COLUMNS: &str = "concat_ws(' ', published, retry_count)";
 
 #[test]
-fn what_cannot_be_published_is_counted_in_its_row_until_it_is() {
+fn attempts_are_counted_in_the_row_until_delivery() {
     let team = Team::new(
         "outbox",
         include_str!("../../../examples/outbox-published/schema.sql"),

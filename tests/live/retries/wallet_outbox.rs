@@ -7,7 +7,7 @@ use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
 
 #[test]
-fn what_cannot_be_sent_stays_unsent_and_is_tried_in_every_round() {
+fn undeliverable_wallet_events_stay_pending_and_are_retried() {
     let team = Team::new(
         "outbox",
         include_str!("../../../examples/wallet-outbox/schema.sql"),

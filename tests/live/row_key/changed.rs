@@ -19,7 +19,7 @@ fn change(orders: &Orders, change: &str) -> String {
 }
 
 #[test]
-fn a_row_that_is_changed_while_it_is_being_marked_is_marked_or_comes_again() {
+fn a_row_changed_during_its_mark_is_marked_or_published_again() {
     for mode in ["slot", "poll"] {
         for (changed, copies) in [(NOTED, 0), (MOVED, 2), (MOVED_IN_ORDER, 2)] {
             let orders = Orders::in_mode(mode, TABLE, MARK);
@@ -38,7 +38,7 @@ fn a_row_that_is_changed_while_it_is_being_marked_is_marked_or_comes_again() {
 }
 
 #[test]
-fn a_row_that_is_changed_after_its_ack_and_before_its_mark_is_marked_or_comes_again() {
+fn a_row_changed_between_ack_and_mark_is_marked_or_published_again() {
     for (changed, copies) in [(NOTED, 0), (MOVED, 2)] {
         let orders = Orders::with_slot(TABLE, MARK);
         orders.emit("a", 1);
@@ -58,7 +58,7 @@ fn a_row_that_is_changed_after_its_ack_and_before_its_mark_is_marked_or_comes_ag
 }
 
 #[test]
-fn rows_that_become_pending_while_others_of_their_id_are_marked_are_no_fault_of_the_mark() {
+fn rows_that_become_pending_during_a_mark_of_their_id_stop_no_relay() {
     for mode in ["slot", "poll"] {
         let orders = Orders::in_mode(mode, TABLE, MARK);
         orders.emit("a", 3);

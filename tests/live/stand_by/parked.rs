@@ -64,12 +64,12 @@ fn nothing_old_comes_late(lose: impl FnOnce(&World, &mut Relay), wake: impl FnOn
 }
 
 #[test]
-fn a_poller_that_wakes_up_behind_its_successor_drops_what_waited() {
+fn a_poller_frozen_during_a_take_over_drops_its_retries() {
     nothing_old_comes_late(|_, first| first.process.signal("STOP"), |first| first.process.signal("CONT"));
 }
 
 #[test]
-fn a_poller_that_has_lost_its_lease_drops_what_waited() {
+fn a_poller_without_its_lease_drops_its_retries() {
     let lose = |world: &World, _: &mut Relay| {
         world.sql().run(
             "select pg_terminate_backend(pid) from pg_locks

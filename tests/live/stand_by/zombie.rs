@@ -48,7 +48,7 @@ fn stop_with_a_full_queue(world: &World, kafka: &Proxy, relay: &mut Relay) {
 }
 
 #[test]
-fn a_relay_that_stood_still_publishes_next_to_nothing_twice() {
+fn a_relay_frozen_for_a_moment_publishes_few_duplicates() {
     let world = World::new();
     let (kafka, mut relay) = at_work(&world);
     stop_with_a_full_queue(&world, &kafka, &mut relay);
@@ -67,7 +67,7 @@ fn a_relay_that_stood_still_publishes_next_to_nothing_twice() {
 }
 
 #[test]
-fn a_relay_that_wakes_up_behind_its_successor_drops_its_queue() {
+fn a_relay_frozen_during_a_take_over_drops_its_queue() {
     let world = World::new();
     let (kafka, mut zombie) = at_work(&world);
     let mut successor = run(&world).start();

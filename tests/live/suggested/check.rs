@@ -27,7 +27,7 @@ fn ends(command: &RelayCommand) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn an_empty_table_before_setup_is_no_fault() {
+fn config_check_accepts_an_empty_table_before_setup() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
@@ -39,7 +39,7 @@ fn an_empty_table_before_setup_is_no_fault() {
 }
 
 #[test]
-fn what_run_would_refuse_is_refused_with_the_same_code() {
+fn config_check_refuses_what_run_refuses_with_the_same_code() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let refused = |toml: &str, expected: i32, words: &str| {
         let (code, _, told) = ends(&seen.check(toml));
@@ -64,7 +64,7 @@ fn what_run_would_refuse_is_refused_with_the_same_code() {
 }
 
 #[test]
-fn sql_that_run_would_refuse_is_refused_and_its_columns_are_used() {
+fn config_check_refuses_invalid_sql_and_reads_its_columns() {
     let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', sent_at = now()\"\n";
     let (seen, toml) =
         seen(&format!("{DEBEZIUM}; alter table outbox add status text default 'NEW', add sent_at timestamptz"), "");
@@ -86,7 +86,7 @@ fn sql_that_run_would_refuse_is_refused_and_its_columns_are_used() {
 }
 
 #[test]
-fn a_row_that_stops_the_relay_is_refused_in_the_same_words() {
+fn config_check_refuses_an_unroutable_row_in_the_relays_words() {
     let (seen, toml) = seen(DEBEZIUM, "[state]\nstore = 'slot'\n");
     RelayCommand::new("setup").config_file(&toml).succeed();
     seen.sql.run(&format!("insert into outbox values ('{ID}', null, 'o-1', 'Placed', '{{}}')"));
@@ -105,7 +105,7 @@ fn a_row_that_stops_the_relay_is_refused_in_the_same_words() {
 }
 
 #[test]
-fn the_row_is_the_newest_or_the_one_that_is_named() {
+fn config_check_shows_the_newest_or_the_selected_row() {
     let (seen, toml) = seen(&format!("{DEBEZIUM}; alter table outbox add created_at timestamptz"), "");
     let other = ID.replace("001", "002");
     seen.sql.run(&format!(
@@ -137,7 +137,7 @@ fn the_row_is_the_newest_or_the_one_that_is_named() {
 }
 
 #[test]
-fn without_the_right_to_read_the_rest_is_checked() {
+fn config_check_without_select_checks_the_rest() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let role = format!("relay_{}", seen.world.name);
     seen.sql.run(&format!(
@@ -154,7 +154,7 @@ fn without_the_right_to_read_the_rest_is_checked() {
 }
 
 #[test]
-fn nothing_is_connected_to_where_nobody_says_where_or_wants_it() {
+fn config_check_offline_connects_to_nothing() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let nowhere = toml.replace(&seen.world.database_url, "postgres://relay@localhost:1/shop");
     let (code, said, _) = ends(&seen.check(&nowhere).flag("--offline"));
@@ -168,7 +168,7 @@ fn nothing_is_connected_to_where_nobody_says_where_or_wants_it() {
 }
 
 #[test]
-fn every_major_answers() {
+fn config_check_works_on_every_major() {
     for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let seen = Seen::on(&postgres, "outbox", DEBEZIUM);
@@ -182,7 +182,7 @@ fn every_major_answers() {
 }
 
 #[test]
-fn values_have_the_text_they_have_in_the_stream_whatever_the_database_says() {
+fn config_check_shows_values_as_the_stream_has_them() {
     let columns = "truth bool, fixed char(5), net inet, due interval, at timestamptz, on_day date, ratio float8, bits bytea, many text[]";
     let headers: Vec<String> = columns
         .split(", ")

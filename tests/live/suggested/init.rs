@@ -22,7 +22,7 @@ fn assert_lines(toml: &str, lines: &[&str]) {
 }
 
 #[test]
-fn the_tables_of_the_examples_are_served_as_they_are() {
+fn config_init_serves_the_tables_of_the_examples() {
     let (toml, record) = served(
         "email_outbox",
         include_str!("../../../examples/email-outbox/schema.sql"),
@@ -76,7 +76,7 @@ fn the_tables_of_the_examples_are_served_as_they_are() {
 }
 
 #[test]
-fn quoted_names_in_camel_case_are_served() {
+fn config_init_serves_quoted_names_in_camel_case() {
     let seen = Seen::new(
         "\"Out Box\"",
         "create table \"Out Box\" (\"eventId\" uuid primary key, \"aggregateType\" text not null,
@@ -95,7 +95,7 @@ fn quoted_names_in_camel_case_are_served() {
 }
 
 #[test]
-fn bytes_under_a_number_are_served() {
+fn config_init_serves_a_bytea_payload_and_a_numeric_id() {
     let (toml, record) = served(
         "events",
         "create table events (seq bigint generated always as identity primary key, stream_id text not null,
@@ -108,7 +108,7 @@ fn bytes_under_a_number_are_served() {
 }
 
 #[test]
-fn enums_and_domains_over_domains_are_served() {
+fn config_init_serves_enums_and_domains_over_domains() {
     let (toml, record) = served(
         "outbox",
         "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text check (value <> '');
@@ -126,7 +126,7 @@ fn enums_and_domains_over_domains_are_served() {
 }
 
 #[test]
-fn a_partitioned_table_is_served() {
+fn config_init_serves_a_partitioned_table() {
     let (toml, record) = served(
         "outbox",
         "create table outbox (id uuid, created_at timestamptz not null, aggregatetype text not null,
@@ -142,7 +142,7 @@ fn a_partitioned_table_is_served() {
 }
 
 #[test]
-fn a_table_without_an_aggregate_has_one_topic_and_says_that_there_is_no_order() {
+fn config_init_warns_that_a_table_without_an_aggregate_has_no_order() {
     let (toml, record) = served(
         "jobs_outbox",
         "create table jobs_outbox (id bigserial primary key, payload text, sum int generated always as (1 + 1) stored)",
@@ -154,7 +154,7 @@ fn a_table_without_an_aggregate_has_one_topic_and_says_that_there_is_no_order() 
 }
 
 #[test]
-fn the_columns_are_listed_beside_the_file_and_a_file_is_not_written_over() {
+fn config_init_lists_the_columns_and_overwrites_no_file() {
     let seen = Seen::new("outbox", "create table outbox (id uuid primary key, payload jsonb, status text)");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("walrelay.toml").display().to_string();
@@ -178,7 +178,7 @@ fn the_columns_are_listed_beside_the_file_and_a_file_is_not_written_over() {
 }
 
 #[test]
-fn what_cannot_be_suggested_is_said_with_what_there_is() {
+fn config_init_refuses_an_unsuitable_table_with_its_columns() {
     let seen = Seen::new(
         "outbox",
         "create table outbox (id uuid primary key, name text, n int);

@@ -3,7 +3,7 @@
 use super::{Team, consumed, write};
 
 #[test]
-fn billing_events_are_enveloped_without_the_keys_of_their_dispatcher_and_replayed_by_inserting_them_again() {
+fn billing_events_have_their_envelope_and_are_replayed_by_insert() {
     let team = Team::new(
         include_str!("../../../examples/billing-events/schema.sql"),
         include_str!("../../../examples/billing-events/walrelay.toml"),

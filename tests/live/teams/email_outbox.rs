@@ -3,7 +3,7 @@
 use super::{Team, consumed, write};
 
 #[test]
-fn the_mail_sender_gets_payload_recipient_and_idempotency_key_of_email_outbox() {
+fn email_outbox_records_have_payload_recipient_and_idempotency_key() {
     let team = Team::new(
         include_str!("../../../examples/email-outbox/schema.sql"),
         include_str!("../../../examples/email-outbox/walrelay.toml"),

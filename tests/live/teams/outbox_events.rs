@@ -3,7 +3,7 @@
 use super::{Team, consumed, write};
 
 #[test]
-fn consumers_get_the_message_go_made_of_outbox_events_under_the_subject_it_had() {
+fn outbox_events_records_have_the_go_dispatchers_message_and_subject() {
     let team = Team::new(
         include_str!("../../../examples/outbox-events/schema.sql"),
         include_str!("../../../examples/outbox-events/walrelay.toml"),

@@ -3,7 +3,7 @@
 use super::{Team, consumed, write};
 
 #[test]
-fn projections_get_the_event_data_of_outbox_and_its_metadata_as_headers() {
+fn outbox_published_records_have_event_data_and_metadata_headers() {
     let team = Team::new(
         include_str!("../../../examples/outbox-published/schema.sql"),
         include_str!("../../../examples/outbox-published/walrelay.toml"),

@@ -3,7 +3,7 @@
 use super::{Team, consumed, write};
 
 #[test]
-fn wallet_consumers_get_the_text_of_outbox_whatever_it_is_on_the_binding_they_know() {
+fn wallet_outbox_records_have_the_payload_text_on_the_known_topic() {
     let team = Team::new(
         include_str!("../../../examples/wallet-outbox/schema.sql"),
         include_str!("../../../examples/wallet-outbox/walrelay.toml"),

@@ -73,7 +73,7 @@ fn answer(command: &RelayCommand) -> Value {
 }
 
 #[test]
-fn what_is_not_published_stays_whatever_its_age() {
+fn unpublished_rows_are_kept_at_any_age() {
     let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
     let (sql, late, listed) = (world.sql(), world.sql(), world.sql());
     sql.run("create index on outbox (created_at)");
@@ -116,7 +116,7 @@ fn what_is_not_published_stays_whatever_its_age() {
 }
 
 #[test]
-fn where_nothing_says_what_is_published_nothing_goes() {
+fn without_evidence_of_publication_no_row_is_deleted() {
     let world = database(&format!("create table outbox ({COLUMNS})"));
     let sql = world.sql();
     old(&sql, 10);
@@ -154,7 +154,7 @@ fn where_nothing_says_what_is_published_nothing_goes() {
 }
 
 #[test]
-fn pending_decides_where_it_is_configured_and_nothing_has_to_be_stored() {
+fn pending_decides_deletion_without_a_stored_position() {
     let schema = include_str!("../../../examples/wallet-outbox/schema.sql");
     let world = database(schema);
     let sql = world.sql();
@@ -178,7 +178,7 @@ fn pending_decides_where_it_is_configured_and_nothing_has_to_be_stored() {
 }
 
 #[test]
-fn rows_that_are_held_are_left_and_writers_go_on() {
+fn locked_rows_are_kept_and_writers_are_not_blocked() {
     let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
     let (sql, holder) = (world.sql(), world.sql());
     sql.run("create index on outbox (created_at); alter table outbox add primary key (id)");
@@ -233,7 +233,7 @@ fn partitioned() -> World {
 }
 
 #[test]
-fn partitions_with_nothing_else_are_dropped_whole() {
+fn partitions_of_published_rows_are_dropped() {
     let world = partitioned();
     let sql = world.sql();
     let late = world.sql();
@@ -263,7 +263,7 @@ fn partitions_with_nothing_else_are_dropped_whole() {
 }
 
 #[test]
-fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
+fn a_row_inserted_during_a_drop_keeps_its_partition() {
     let world = partitioned();
     let sql = world.sql();
     let toml = "[route]\ntopic = \"a\"\nkey = \"{id}\"\n[outbox]\ntable = \"outbox\"\n";

@@ -23,7 +23,7 @@ fn insert(sql: &Sql, key: &str, events: u32) {
 }
 
 #[test]
-fn what_is_read_at_once_is_bounded_by_its_bytes_and_is_one_event_at_least() {
+fn reads_of_parked_events_are_bounded_by_bytes_and_return_at_least_one() {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
     let (sql, runtime) = (world.sql(), runtime());
     let outboxes = outboxes("[outbox]\n");

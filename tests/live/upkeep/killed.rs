@@ -57,7 +57,7 @@ fn nothing_is_lost(world: &World) {
 }
 
 #[test]
-fn a_relay_killed_while_old_rows_go_loses_none_that_was_not_published() {
+fn a_relay_killed_during_cleanup_loses_no_unpublished_row() {
     let world = old_when_written();
     published(&world, 2_500);
     let gone = || world.sql().number("select (select count(*) from witness) - (select count(*) from outbox)");
@@ -76,7 +76,7 @@ fn a_relay_killed_while_old_rows_go_loses_none_that_was_not_published() {
 }
 
 #[test]
-fn the_command_killed_in_the_middle_goes_on_with_the_rest() {
+fn a_killed_cleanup_is_completed_by_the_next_one() {
     let world = old_when_written();
     published(&world, 1_200);
     let cleanup = || {
@@ -91,7 +91,7 @@ fn the_command_killed_in_the_middle_goes_on_with_the_rest() {
 }
 
 #[test]
-fn a_partition_whose_dropping_is_killed_is_a_table_of_published_rows() {
+fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     let world = World::keeping();
     let sql = world.sql();
     sql.run(&format!(

@@ -105,7 +105,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
 }
 
 #[test]
-fn ids_are_looked_up_by_their_index_whatever_the_plan() {
+fn marks_use_the_index_of_the_ids_under_every_plan() {
     let world = database(SCHEMAS[1]);
     let sql = world.sql();
     sql.run(
@@ -127,7 +127,7 @@ fn ids_are_looked_up_by_their_index_whatever_the_plan() {
 }
 
 #[test]
-fn what_cannot_be_marked_is_known_at_start() {
+fn a_mark_that_cannot_work_is_refused_at_start() {
     let parted =
         "create table parted (id int, aggregatetype text, aggregateid text, type text, payload jsonb, status text)
         partition by list (status);
@@ -186,7 +186,7 @@ fn wallet() -> World {
 }
 
 #[test]
-fn who_is_in_the_way_is_waited_for_and_then_named() {
+fn a_mark_waits_for_a_lock_and_then_names_its_holder() {
     let world = wallet();
     let (sql, holder, runtime) = (world.sql(), world.sql(), runtime());
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
@@ -219,7 +219,7 @@ fn who_is_in_the_way_is_waited_for_and_then_named() {
 }
 
 #[test]
-fn a_look_whether_rows_can_be_seen_stays_out_of_the_transaction_of_another_call() {
+fn a_visibility_check_stays_out_of_a_concurrent_mark_transaction() {
     let world = wallet();
     let (sql, holder, runtime) = (world.sql(), world.sql(), runtime());
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
@@ -245,7 +245,7 @@ fn a_look_whether_rows_can_be_seen_stays_out_of_the_transaction_of_another_call(
 }
 
 #[test]
-fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
+fn a_cancelled_mark_leaves_no_transaction_open() {
     let world = wallet();
     let (holder, runtime) = (world.sql(), runtime());
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
@@ -282,7 +282,7 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
 }
 
 #[test]
-fn a_row_that_failed_is_marked_as_that_with_why_and_how_often() {
+fn a_failed_row_is_marked_with_error_and_attempts() {
     let world = database(
         "create table outbox (id bigint primary key, status text, n int not null default 0, last_error text, class text);
          insert into outbox select n, 'NEW' from generate_series(1, 3) n",
@@ -304,7 +304,7 @@ fn a_row_that_failed_is_marked_as_that_with_why_and_how_often() {
 }
 
 #[test]
-fn a_row_that_waits_is_marked_with_when_it_is_tried_next_and_may_stay_pending_where_nothing_asks_by_that() {
+fn a_parked_row_is_marked_with_its_next_attempt() {
     let world = database(
         "create table outbox (id bigint primary key, status text, n int not null default 0, next_at timestamptz);
          insert into outbox select n, 'NEW' from generate_series(1, 3) n",

@@ -18,7 +18,7 @@ fn node(sql: &Sql) -> String {
 }
 
 #[test]
-fn a_table_in_use_gets_its_column_and_nobody_waits_long() {
+fn add_xid_column_locks_a_table_in_use_briefly() {
     let world = database(TABLE);
     let (sql, reader) = (world.sql(), world.sql());
     sql.run("insert into outbox (aggregatetype) select 'old' from generate_series(1, 50000)");
@@ -61,7 +61,7 @@ fn a_table_in_use_gets_its_column_and_nobody_waits_long() {
 }
 
 #[test]
-fn a_dry_run_is_a_script_that_does_the_same_and_what_was_left_half_made_is_mended() {
+fn add_xid_column_dry_run_is_an_equivalent_script_and_completes_a_partial_run() {
     let world = database(TABLE);
     let sql = world.sql();
     sql.run("alter table outbox add column xid bigint");
@@ -106,7 +106,7 @@ fn a_dry_run_is_a_script_that_does_the_same_and_what_was_left_half_made_is_mende
 }
 
 #[test]
-fn partitions_get_an_index_each() {
+fn add_xid_column_creates_an_index_per_partition() {
     let world = database(
         "create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload jsonb) partition by range (id);
          create table p1 partition of outbox for values from (1) to (10);
