@@ -517,8 +517,9 @@ mod tests {
         let mut parking = ParkedIndex::default();
         let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
         begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
+        // It is on its way to the table while the topic takes a record.
+        parking.park(refused(3, "orders")).unwrap();
         parking.accepts("orders");
-        // One is on its way to the table since before the topic took a record.
         parking.begin_look(vec![refused(3, "orders")]);
         read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]);
         assert!(!parking.is_refusing("orders") && parking.is_refusing("mail") && parking.holds_row(&row(3)));
