@@ -201,7 +201,7 @@ fn a_mapped_column_dropped_while_the_relay_lags_loses_no_earlier_row() {
     write(&world, &sql, "payload", 2);
     sql.run("alter table outbox drop column payload");
     // Others write on this server, too: what they write later nobody confirms once the relay has stopped.
-    let written = world.wal();
+    let written = world.flushed();
     // Nothing was written since: the error comes behind what was.
     assert_stops_without(&world, world.run().start(), "payload", "aggregatetype", &[1, 2]);
     eventually("the slot is confirmed", ARRIVAL, || world.confirmed(), |confirmed| *confirmed >= written);

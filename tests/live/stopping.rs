@@ -129,7 +129,7 @@ fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     let slot = |column: &str| format!("select {column} from pg_replication_slots where slot_name = '{}'", world.name);
     let sent = format!(
         "select sent_lsn - '0/0' >= {} from pg_stat_replication where pid = ({})",
-        world.wal(),
+        world.flushed(),
         slot("active_pid")
     );
     eventually("all is sent", ARRIVAL, || sql.text(&sent), |sent| sent == "true");

@@ -290,10 +290,17 @@ impl World {
         eventually("somebody streams", ARRIVAL, || self.slot(pid).parse().unwrap_or(0), |pid| *pid != 0)
     }
 
-    /// The server's place in the log, in bytes from zero.
+    /// Where the next record of the log begins, in bytes from zero: behind all that was written, and behind the header of a
+    /// page that is full.
     #[track_caller]
     pub(crate) fn wal(&self) -> i64 {
         self.sql().number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
+    }
+
+    /// Where the last record that was flushed ends. What is sent and confirmed gets as far as this, at the end of a page, too.
+    #[track_caller]
+    pub(crate) fn flushed(&self) -> i64 {
+        self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")
     }
 
     /// This database's URL with the proxy in the server's place.
@@ -306,7 +313,7 @@ impl World {
     /// Waits until the slot is confirmed up to what is in the log by now.
     #[track_caller]
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {
-        let goal = self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint");
+        let goal = self.flushed();
         eventually("the slot is confirmed", deadline, || self.confirmed(), |confirmed| *confirmed >= goal);
     }
 }
