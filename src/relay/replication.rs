@@ -228,7 +228,7 @@ impl ReplicationLoop<'_> {
         let (config, publisher) = (self.shared.process.config, &mut self.pipeline.publisher);
         self.shared.begin_write_back(publisher, usize::MAX);
         if !is_leaving && !publisher.write_backs.is_refused() {
-            self.shared.begin_retries(publisher, now);
+            self.shared.retrying.begin_due(publisher, now);
         }
         self.jobs.begin_tail(config, || publisher.before.as_ref()?.unread());
         if !self.may_look() {

@@ -1,8 +1,8 @@
 //! The part of both loops that does not depend on the source of events.
 //!
 //! [`super::replication`] streams the slot, [`super::table_loop`] reads a table. Each is one `biased` select that yields an
-//! input, and a method that handles it. [`SharedLoop::next`] is the first branch of both, and [`SharedLoop::handle`] handles
-//! what it yields. It waits for, most urgent first:
+//! input, and a method that handles it. [`SharedLoop::next`] comes before the source in both, and after the ends of jobs,
+//! which only the stream has. [`SharedLoop::handle`] handles what it yields. It waits for, most urgent first:
 //!
 //! 1. a stop: nothing else matters more;
 //! 2. the clock: status updates are never late, whatever else is going on (P5);
@@ -207,11 +207,6 @@ impl<'a> SharedLoop<'a> {
                 marker.settle(&batch).await.map(|_| ())
             }));
         }
-    }
-
-    /// Begins retries of parked events that are due.
-    pub(super) fn begin_retries(&mut self, publisher: &mut Publisher<AnySink>, now: Instant) {
-        self.retrying.begin_due(publisher, now);
     }
 
     /// Updates metrics and health; `confirmed` says that the confirmed LSN moved.

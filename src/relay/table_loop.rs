@@ -414,7 +414,7 @@ impl<'a> TableLoop<'a> {
         while let Some(report) = at_once(self.shared.retrying.next()).await {
             self.shared.handle(SharedInput::Retried(report), &mut self.publisher)?;
         }
-        self.shared.begin_retries(&mut self.publisher, Instant::now());
+        self.shared.retrying.begin_due(&mut self.publisher, Instant::now());
         Ok(())
     }
 
