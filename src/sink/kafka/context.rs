@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +86,8 @@ pub(super) struct Shared {
     pub(super) outstanding: AtomicUsize,
     /// Whether anything was reported since the probe looked.
     pub(super) reported: AtomicBool,
+    /// Asks the probe whether a broker still answers.
+    pub(super) suspicion: Notify,
     /// The first topic a record was sent to.
     pub(super) topic: OnceLock<String>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
@@ -104,6 +105,7 @@ impl Shared {
             denied: Denied::default(),
             outstanding: AtomicUsize::new(0),
             reported: AtomicBool::new(false),
+            suspicion: Notify::new(),
             topic: OnceLock::new(),
             awaited: Mutex::default(),
             next_awaited: AtomicUsize::new(0),
@@ -171,22 +173,20 @@ pub(super) fn opaque(ticket: Ticket, chosen: bool) -> Result<usize> {
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) options: Options,
-    /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
-    suspicion: SyncSender<()>,
     pub(super) partitioner: KeyPartitioner,
     /// Whether a refused record leaves the producer running.
     is_apart: bool,
 }
 
 impl Context {
-    pub(super) fn new(shared: Arc<Shared>, options: Options, suspicion: SyncSender<()>) -> Context {
-        Context { shared, options, suspicion, partitioner: KeyPartitioner::default(), is_apart: false }
+    pub(super) fn new(shared: Arc<Shared>, options: Options) -> Context {
+        Context { shared, options, partitioner: KeyPartitioner::default(), is_apart: false }
     }
 
     /// The context of a second producer, for records that may be refused.
     pub(super) fn apart(&self) -> Context {
         let (shared, options) = (Arc::clone(&self.shared), self.options.clone().apart());
-        Context { is_apart: true, ..Context::new(shared, options, self.suspicion.clone()) }
+        Context { is_apart: true, ..Context::new(shared, options) }
     }
 
     /// Why librdkafka did not take `record` after it was enqueued.
@@ -300,8 +300,7 @@ impl ClientContext for Context {
         if code != RDKafkaErrorCode::AllBrokersDown {
             self.shared.tracker.note_error(reason);
         }
-        // Full means that the probe has been asked already.
-        self.suspicion.try_send(()).ok();
+        self.shared.suspicion.notify_one();
     }
 }
 

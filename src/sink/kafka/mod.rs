@@ -2,7 +2,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `producer` | librdkafka's producers and the thread that probes them, transactions, a handle for the position |
+//! | `producer` | librdkafka's producers and the task that probes them, transactions, a handle for the position |
 //! | `context` | librdkafka's callbacks: delivery reports, errors, log lines |
 //! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
 //! | `options`, `properties` | what librdkafka is told, and what nobody may tell it |
@@ -52,7 +52,7 @@ const COLLECTING: Duration = Duration::from_millis(100);
 /// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the operating system.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The producer. Made in a Tokio runtime; holds one polling thread and one that looks whether Kafka answers.
+/// The producer, with the thread that polls it and the task that asks whether Kafka answers. Made in a Tokio runtime.
 pub struct KafkaSink {
     inner: Arc<Inner>,
     openings: Openings,
@@ -97,14 +97,9 @@ impl KafkaSink {
     }
 
     fn with_options(options: Options) -> Result<KafkaSink> {
-        let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(options.quiet));
-        let inner = Arc::new(Inner::new(Context::new(shared, options, suspicion))?);
-        let probe = Probe::new(&inner, suspected);
-        std::thread::Builder::new()
-            .name("kafka-probe".to_owned())
-            .spawn(move || probe.run())
-            .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
+        let inner = Arc::new(Inner::new(Context::new(shared, options))?);
+        tokio::spawn(Probe::new(&inner).run());
         Ok(KafkaSink {
             inner,
             openings: Openings::new(Instant::now()),

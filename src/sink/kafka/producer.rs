@@ -18,7 +18,6 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -29,6 +28,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
+use tokio::task::spawn_blocking;
 
 use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
@@ -406,15 +406,14 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause. librdkafka keeps each list it is given: some 200 KB in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
-/// Looks after a producer, on a thread of its own: whether a broker answers, and whether librdkafka knows of one to ask.
+/// Looks after a producer, in a task of its own: whether a broker answers, and whether librdkafka knows of one to ask.
 /// Holds the producer only while looking.
 ///
 /// librdkafka reports no connection that was made, and does not recover by itself where it forgot all brokers (see
 /// [`PolledProducer::knows_no_broker`]).
 pub(super) struct Probe {
     inner: Weak<Inner>,
-    /// librdkafka has reported an error.
-    suspicion: Receiver<()>,
+    shared: Arc<Shared>,
     /// When a delivery was last reported, or a broker asked.
     heard: Instant,
     /// When the servers may be given again, while no broker is known.
@@ -423,37 +422,37 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>) -> Probe {
-        let (inner, now) = (Arc::downgrade(inner), Instant::now());
-        Probe { inner, suspicion, heard: now, next_add: now + FIRST_PAUSE, pause: FIRST_PAUSE }
+    pub(super) fn new(inner: &Arc<Inner>) -> Probe {
+        let (shared, inner, now) = (Arc::clone(&inner.shared), Arc::downgrade(inner), Instant::now());
+        Probe { inner, shared, heard: now, next_add: now + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
     /// Goes on until the producer is gone.
-    pub(super) fn run(mut self) {
+    pub(super) async fn run(mut self) {
         let mut is_suspected = true;
-        while let Some(alive) = self.inner.upgrade().filter(|inner| !inner.shared.is_closing()) {
-            self.look(&alive, is_suspected);
-            let pause = if alive.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
-            drop(alive);
-            is_suspected = match self.suspicion.recv_timeout(pause) {
-                Ok(()) => true,
-                Err(RecvTimeoutError::Timeout) => false,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
+        while let Some(inner) = self.inner.upgrade().filter(|inner| !inner.shared.is_closing()) {
+            self.look(inner, is_suspected).await;
+            let pause = if self.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
+            is_suspected = tokio::time::timeout(pause, self.shared.suspicion.notified()).await.is_ok();
         }
     }
 
-    fn look(&mut self, inner: &Inner, is_suspected: bool) {
+    async fn look(&mut self, inner: Arc<Inner>, is_suspected: bool) {
         let knows_no_broker = inner.knows_no_broker();
-        self.give_servers(inner, knows_no_broker);
-        let reported = inner.shared.reported.swap(false, Ordering::Relaxed);
-        let in_flight = inner.shared.outstanding.load(Ordering::Relaxed) > 0;
+        self.give_servers(&inner, knows_no_broker);
+        let reported = self.shared.reported.swap(false, Ordering::Relaxed);
+        let in_flight = self.shared.outstanding.load(Ordering::Relaxed) > 0;
         let is_silent = !reported && self.heard.elapsed() >= if in_flight { SILENT } else { IDLE };
-        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.shared.tracker.is_up();
-        // One topic, where there is one: a cluster may have very many.
-        let topic = inner.shared.topic.get().map(String::as_str);
-        if is_doubtful && let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) {
-            inner.shared.tracker.down(error.to_string());
+        let is_doubtful = is_suspected || is_silent || knows_no_broker || !self.shared.tracker.is_up();
+        if is_doubtful {
+            let asked = spawn_blocking(move || {
+                // One topic, where there is one: a cluster may have very many.
+                let topic = inner.shared.topic.get().map(String::as_str);
+                inner.metadata(topic, ANSWER_TIMEOUT)
+            });
+            if let Ok(Err(error)) = asked.await {
+                self.shared.tracker.down(error.to_string());
+            }
         }
         if is_doubtful || reported {
             self.heard = Instant::now();
@@ -535,7 +534,7 @@ impl Producer {
         let reply = self.sent(topic, partition, key, value).await?;
         failpoint::reached("committing");
         let inner = self.alive()?;
-        let committed = tokio::task::spawn_blocking(move || inner.commit_transaction());
+        let committed = spawn_blocking(move || inner.commit_transaction());
         committed.await.map_err(|error| Error::new(Kind::Bug, error))??;
         reply.await.unwrap_or_else(|_| Err(closed()))
     }
