@@ -1,8 +1,8 @@
 //! # walrelay: a replication slot on an outbox table, into Kafka
 //!
-//! An application writes an event into an outbox table inside its business transaction. walrelay subscribes to a
-//! Postgres logical replication slot on that table, decodes the inserts, publishes them to Kafka in order per
-//! aggregate, and confirms the slot's LSN only after the broker's ack.
+//! An application writes an event into an outbox table inside its business transaction. walrelay streams that table from
+//! a Postgres logical replication slot, decodes the inserts, and publishes them to Kafka in order per aggregate. It
+//! confirms an LSN only after the broker has acked all events before that LSN, and their position is stored.
 //!
 //! ## The flow
 //!
@@ -17,9 +17,18 @@
 //!                                                        stored  └───────┘                           └────────┘
 //! ```
 //!
-//! One word per step, in code, logs, metrics and SQL: *received* (bytes off the socket), *decoded* (a pgoutput
-//! message), *assembled* (an event of a transaction, with its place in it), *routed* (a record with topic and key),
-//! *enqueued* (librdkafka has it), *acked* (the broker said so), *confirmed* (Postgres was told).
+//! One word per step, in code, logs, metrics and SQL:
+//!
+//! - *received*: bytes off the socket;
+//! - *decoded*: a pgoutput message;
+//! - *assembled*: an event with its place, which is the commit LSN of its transaction and its index there;
+//! - *routed*: a record with topic and key;
+//! - *enqueued*: librdkafka has the record;
+//! - *acked*: the broker has reported that all in-sync replicas have the record;
+//! - *delivered*: acked, like all events before it;
+//! - *written back*: its row is marked or deleted, where that is configured;
+//! - *stored*: the position is durable;
+//! - *confirmed*: Postgres has the LSN.
 //!
 //! ## Map of the code
 //!
@@ -30,7 +39,7 @@
 //! |---|---|---|
 //! | [`position`] | LSNs, and the position up to which all events are delivered | no |
 //! | [`snapshot`] | the set of transactions that had ended at one moment | no |
-//! | [`error`] | errors, their disposition (retry, give up, halt), exit codes | no |
+//! | [`error`] | errors, their disposition (retry, retry then give up, give up, halt), exit codes | no |
 //! | [`failpoint`] | points at which a test may pause, fail or kill the process | no |
 //! | [`clock`] | the wall clock, and the epoch of Postgres | reads the clock |
 //! | [`secret`] | text that is never displayed | no |
@@ -40,59 +49,62 @@
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
 //! | [`ledger`] | acks in any order to one delivered position; the position to store, the LSN to confirm | no |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
-//! | [`decode`] | one pgoutput payload to one message | no |
-//! | [`event`] | messages to events of transactions; drops events at or below the position | no |
+//! | [`decode`] | parses one pgoutput payload into one message | no |
+//! | [`event`] | turns messages into events of transactions; drops events at or below the position | no |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
-//! | [`route`] | event to record: topic, key, headers, value | no |
+//! | [`route`] | turns an event into a record: topic, key, headers, value | no |
 //! | [`sink`] | where records go: the Kafka producer with its options and error table, standard output, nowhere | yes |
-//! | [`import`] | a Debezium connector's configuration to an equivalent `walrelay.toml` | no |
-//! | [`suggest`] | an existing outbox table to a suggested `walrelay.toml` | no |
+//! | [`import`] | derives a `walrelay.toml` from a Debezium connector's configuration | no |
+//! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
 //! | [`state`] | the position store, and the check that a position belongs to this server and slot | yes |
-//! | [`upkeep`] | writes to rows of published events: mark, delete, retention; the table of parked events | yes |
+//! | [`upkeep`] | writes to the outbox's rows: mark, delete, retention; the table `walrelay.parked` | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
-//! | [`relay`] | composition: one task, a loop per source, sessions, back-off, shutdown | yes |
-//! | [`demo`] | the main job on a private Postgres, verified | yes |
+//! | [`relay`] | composition: one task, a loop for the stream and one for a table, sessions, back-off, shutdown | yes |
+//! | [`demo`] | relays from a temporary Postgres, and checks that every row arrived | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | publishes selected rows once more | yes |
-//! | [`dead_letters`] | dead letters: listed, retried, dropped | yes |
+//! | [`dead_letters`] | dead letters in their topic: listed, retried, dropped | yes |
 //! | [`cli`] | the commands | yes |
 //!
-//! Imports point from the bottom of this table to its top; `tests/tidy.rs` checks that. Results travel back as values:
-//! `source` does not know Kafka, and `sink` knows no LSN.
+//! A module imports only modules above it in this table; `tests/tidy.rs` checks that. Results travel back as values:
+//! `source` does not know Kafka, and `sink` reads no LSN: it sends the position as bytes.
 //!
 //! ## Promises
 //!
 //! Code and tests cite these by number.
 //!
-//! - **P1, confirm.** The position is a commit end LSN plus an index in the transaction after it, never a row's LSN.
-//!   The confirmed LSN is the commit end of the longest prefix of transactions of which every event is acked and the
-//!   position is stored. It never exceeds that, and never goes back. P6 is its case with nothing in flight.
+//! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit, plus the number of
+//!   events delivered from the next transaction. It is never a row's LSN. The relay confirms the end LSN of a stored
+//!   position, and nothing above that. Every event before the position is acked, parked or skipped. The confirmed LSN
+//!   never goes back.
 //! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
 //! - **P3, nothing skipped.** An event that cannot be routed or produced stops the relay, which names row and LSN. As
-//!   configured, the event is instead parked with all later ones of its aggregate, or given up: alone, counted, and
-//!   logged. A message that cannot be decoded, a NULL id and a missing column always stop the relay. No event is
-//!   mistaken for another: the slot identifies an event by its place, the table by its row key and id
-//!   (`source::row_key`).
-//! - **P4, memory.** Memory is bounded by the bytes in flight, whatever the size of a transaction. No transaction is
-//!   buffered.
-//! - **P5, back-pressure.** While Kafka is slow, reading stops and status updates continue. A silent peer counts as
-//!   dead.
-//! - **P6, idle.** With nothing in flight, the relay confirms the keepalive's LSN, so an idle outbox retains no WAL.
-//! - **P7, shutdown of Postgres.** The relay never delays a fast shutdown, not even with Kafka down.
-//! - **P8, silence noticed.** The relay notices a publication or table that is missing, dropped, recreated or
-//!   filtered, and session settings that change the text of a value.
+//!   configured, the event is instead parked with all later ones of its aggregate, or given up without them, counted,
+//!   and logged. A message that cannot be decoded, a NULL id and a missing column always stop the relay. No event is
+//!   mistaken for another: the relay identifies an event of the slot by its place, and one of the table by its row key
+//!   and id (`source::row_key`).
+//! - **P4, memory.** `kafka.max_in_flight_bytes` bounds the bytes in flight, whatever the size of a transaction. No
+//!   transaction is buffered.
+//! - **P5, back-pressure.** While Kafka is slow, the relay closes intake, and status updates continue. The relay ends a
+//!   session with a silent server.
+//! - **P6, idle.** With nothing in flight, the relay stores and confirms the keepalive's LSN, so an idle outbox retains
+//!   little WAL.
+//! - **P7, shutdown of Postgres.** The relay delays a fast shutdown by 1.5 s at most, also with Kafka down, and
+//!   confirms nothing that is not acked.
+//! - **P8, silence noticed.** The relay halts, or warns where nothing is lost, at a publication or table that is
+//!   missing, dropped, recreated or filtered, and at session settings that change the text of a value.
 //! - **P9, connections.** Lost connections are retried with back-off and resumed without loss. Permanent faults end
 //!   the relay with a cause, a remedy and an exit code.
-//! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, and end the relay; a second signal
-//!   ends it at once.
+//! - **P10, stopping.** On SIGTERM or SIGINT the relay closes intake, waits for acks, confirms, and ends. On a second
+//!   signal the relay ends at once.
 //! - **P11, hostile input.** No bytes can cause a panic. No payload or secret reaches a log. No name reaches SQL
 //!   unquoted.
 //! - **P12, the table.** The relay reads from the table what the slot lacks: every unpublished row, in order, before
-//!   it streams. Table and slot never publish at the same time. This rests on the row key, a unique index that
-//!   identifies one row together with the id: no unpublished row is marked or deleted unless the same key and id are
-//!   used again.
-//! - **P13, upkeep.** Where rows are marked or deleted, no position is stored or confirmed before its rows are. No
-//!   row is deleted before its event is published.
+//!   it streams. A lease keeps one relay from publishing new rows of the table while another streams. The row key, the
+//!   columns of a unique index, identifies a row together with the id. No unpublished row is marked as published or
+//!   deleted, unless the application uses the same key and id again.
+//! - **P13, upkeep.** Where rows are marked or deleted, the relay stores and confirms a position only after it has
+//!   written to the rows before that position. No row is deleted before its event is published.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by
 //!   a producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer
 //!   that reads only committed records sees each event once.
@@ -101,11 +113,12 @@
 //!
 //! - No transaction is held in memory, and nothing is streamed before its commit: protocol version 1.
 //! - No record is produced twice by the same producer. A failed delivery ends the producer, and a new one starts
-//!   after the delivered position. So does a commit that failed or was not answered. Only the rejection of an
-//!   isolated record ends no producer, except with exactly-once: the relay gives that event up and continues.
-//! - No LSN is ever passed to `START_REPLICATION`: the server knows the slot's position, and the relay drops what it
-//!   has already delivered.
-//! - No heartbeat table, no `pg_current_wal_lsn()` that is confirmed, no polling for progress.
+//!   after the delivered position. A failed or unanswered commit also ends the producer. The rejection of an isolated
+//!   record ends the producer only with exactly-once.
+//! - `START_REPLICATION` always gets `0/0`: the server knows the slot's position, and the relay drops what it has
+//!   already delivered.
+//! - No heartbeat table. The relay never confirms `pg_current_wal_lsn()`, and runs no query to learn the progress of
+//!   the slot.
 //! - No id and no time decides which rows are new: rows of a transaction that commits late would be lost. Only an
 //!   operator's `--backlog since=…` selects by time.
 
