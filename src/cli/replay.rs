@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
-use crate::replay::{Ended, Published, Replay, Survey, Wanted};
+use crate::replay::{Replay, ReplayProgress, RowFilter, SendEnd, Survey};
 use crate::sink::AnySink;
 
 #[derive(Debug, Args, Serialize)]
@@ -87,7 +87,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     warn(config::warnings(&settings, &config));
     let reader = Reader::connect(&config.source.database, "walrelay replay").await?;
     let range = Range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
-    let wanted = Wanted {
+    let wanted = RowFilter {
         ids: args.id.clone(),
         aggregates: args.aggregate.clone(),
         since: range.since,
@@ -130,9 +130,9 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         print_json(&report)?;
     }
     match ended {
-        Ok(Ended::All) if args.json => Ok(()),
-        Ok(Ended::All) => print_line(report.result()),
-        Ok(Ended::Stopped) => Err(report.stopped().into()),
+        Ok(SendEnd::All) if args.json => Ok(()),
+        Ok(SendEnd::All) => print_line(report.result()),
+        Ok(SendEnd::Stopped) => Err(report.stopped().into()),
         Err(error) => {
             note(report.result());
             Err(error.into())
@@ -185,7 +185,7 @@ impl Report {
         Report { dry_run, survey, ..Report::default() }
     }
 
-    pub(crate) fn published(&mut self, published: Published) {
+    pub(crate) fn published(&mut self, published: ReplayProgress) {
         self.published = published.acked;
         self.up_to = published.up_to.map(|(outbox, id)| UpTo { outbox, id });
     }
@@ -194,7 +194,7 @@ impl Report {
         counted(self.survey.rows, "row")
     }
 
-    pub(crate) fn fault(&mut self, wanted: &Wanted) -> Option<Error> {
+    pub(crate) fn fault(&mut self, wanted: &RowFilter) -> Option<Error> {
         if self.survey.rows == 0 {
             let error = Error::new(Kind::NothingMatched, "no row matches");
             return Some(error.remedy("a row has to match all conditions; replay cannot publish deleted rows"));
@@ -304,7 +304,7 @@ mod tests {
     fn what_would_be_published_is_told_by_table_and_topic() {
         let mut report = Report::new(survey(2), true);
         report.notes.push("topic returns does not exist".to_owned());
-        let error = report.fault(&Wanted::default()).unwrap();
+        let error = report.fault(&RowFilter::default()).unwrap();
         assert_eq!((error.kind(), error.cause()), (Kind::Event, "2 rows cannot be routed, and nothing was published"));
         insta::assert_snapshot!(report.text(), @r#"
         outbox         rows  first  last     from                    to                      order
@@ -331,18 +331,18 @@ mod tests {
     #[test]
     fn what_was_published_says_up_to_where() {
         let mut report = Report::new(survey(0), false);
-        assert!(report.fault(&Wanted::default()).is_none());
+        assert!(report.fault(&RowFilter::default()).is_none());
         let up_to = |id: &str| Some(("public.outbox".to_owned(), id.to_owned()));
-        report.published(Published { taken: 9, acked: 7, up_to: up_to("a-5") });
+        report.published(ReplayProgress { taken: 9, acked: 7, up_to: up_to("a-5") });
         assert_eq!(report.result(), "7 of 12 rows were published; all up to row \"a-5\" of public.outbox are.");
         assert_eq!(report.stopped().kind(), Kind::ShutdownTimeout);
-        report.published(Published { taken: 12, acked: 12, up_to: up_to("a-9") });
+        report.published(ReplayProgress { taken: 12, acked: 12, up_to: up_to("a-9") });
         assert_eq!(report.result(), "Published 12 rows again.");
     }
 
     #[test]
     fn ids_without_a_row_are_counted_and_no_row_at_all_is_a_fault() {
-        let wanted = Wanted { ids: vec![String::new(); 13], ..Wanted::default() };
+        let wanted = RowFilter { ids: vec![String::new(); 13], ..RowFilter::default() };
         let mut report = Report::new(survey(0), false);
         assert!(
             report.fault(&wanted).is_none() && report.text().contains("note: 13 ids were given, and 12 rows found")

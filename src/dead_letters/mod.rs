@@ -20,9 +20,9 @@ use std::fmt;
 use std::str::FromStr;
 
 pub(crate) use resolver::{Progress, Resolver};
-pub(crate) use scan::{Counts, Scan, Wanted, Which};
+pub(crate) use scan::{Counts, DeadLetterFilter, DeadLetterScope, Scan};
 
-pub(crate) use crate::replay::Ended;
+pub(crate) use crate::replay::SendEnd;
 pub(crate) use crate::sink::kafka::topic_reader::Header;
 
 use crate::config::is_topic;

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::scan::{Scan, Wanted, Which};
+use super::scan::{DeadLetterFilter, DeadLetterScope, Scan};
 use super::{At, DeadLetter, Marker, Outcome};
 use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::relay::stop::StopSignal;
-use crate::replay::{DRAIN_TIMEOUT, Ended, Turns};
+use crate::replay::{DRAIN_TIMEOUT, SendEnd, Turns};
 use crate::route::OwnedRecord;
 use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
@@ -52,12 +52,12 @@ impl Chosen {
 /// Those that cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
 pub(crate) fn choose(
     scan: &Scan,
-    wanted: &Wanted,
+    wanted: &DeadLetterFilter,
     outcome: Outcome,
     reserved: &[String],
     into: &mpsc::Sender<Result<Chosen>>,
 ) {
-    let read = scan.letters(wanted, Which::Unresolved, &mut |_, _| {}, &mut |letter, _| {
+    let read = scan.letters(wanted, DeadLetterScope::Unresolved, &mut |_, _| {}, &mut |letter, _| {
         let record = match outcome {
             Outcome::Dropped => None,
             Outcome::Retried => match letter.sendable(reserved) {
@@ -153,7 +153,7 @@ impl<'c> Resolver<'c> {
         mut incoming: mpsc::Receiver<Result<Chosen>>,
         stop: StopSignal,
         say: &mut dyn FnMut(&Progress, bool),
-    ) -> (Progress, Result<Ended>) {
+    ) -> (Progress, Result<SendEnd>) {
         let mut turns = Turns::new(stop, self.grace);
         let ended = self.all(&mut incoming, &mut turns, say).await;
         drop(incoming);
@@ -172,7 +172,7 @@ impl<'c> Resolver<'c> {
         incoming: &mut mpsc::Receiver<Result<Chosen>>,
         turns: &mut Turns,
         say: &mut dyn FnMut(&Progress, bool),
-    ) -> Result<Ended> {
+    ) -> Result<SendEnd> {
         let mut unusable = Box::pin(unusable(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
         let (mut sent, mut marked) = (Vec::new(), Vec::new());
         loop {
@@ -183,10 +183,10 @@ impl<'c> Resolver<'c> {
             }
             let idle = self.flights.is_empty();
             if self.ended && idle {
-                return Ok(Ended::All);
+                return Ok(SendEnd::All);
             }
             if turns.has_to_leave(idle) {
-                return Ok(Ended::Stopped);
+                return Ok(SendEnd::Stopped);
             }
             if turns.is_time_to_tell() {
                 say(&self.progress, self.markers.connection() == Connection::Up);

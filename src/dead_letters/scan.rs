@@ -30,7 +30,7 @@ pub(crate) struct Counts {
 
 /// Whether resolved dead letters are taken, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum DeadLetterScope {
     Unresolved,
     All,
 }
@@ -56,7 +56,7 @@ impl Scan {
     /// # Errors
     /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`]; those of
     /// [`TopicReader::read`].
-    pub(crate) fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
+    pub(crate) fn open(options: Options, topic: &str, wanted: &DeadLetterFilter, say: Say<'_>) -> Result<Option<Scan>> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
         if spans.is_empty() {
@@ -91,8 +91,8 @@ impl Scan {
     /// counts are of the records that were read.
     pub(crate) fn letters(
         &self,
-        wanted: &Wanted,
-        which: Which,
+        wanted: &DeadLetterFilter,
+        scope: DeadLetterScope,
         say: Say<'_>,
         take: &mut dyn FnMut(&DeadLetter<'_>, Option<Outcome>) -> ControlFlow<()>,
     ) -> Result<Counts> {
@@ -111,18 +111,18 @@ impl Scan {
             };
             let outcome = self.resolved.outcome(letter.at());
             match (wanted.fit(&letter), outcome) {
-                (Fit::Unwanted, _) => return ControlFlow::Continue(()),
+                (Fit::NoMatch, _) => return ControlFlow::Continue(()),
                 (Fit::OtherSlot, _) => {
-                    counts.other_slots += u64::from(outcome.is_none() || which == Which::All);
+                    counts.other_slots += u64::from(outcome.is_none() || scope == DeadLetterScope::All);
                     return ControlFlow::Continue(());
                 }
-                (Fit::Wanted, Some(_)) => {
+                (Fit::Match, Some(_)) => {
                     counts.resolved += 1;
-                    if which == Which::Unresolved {
+                    if scope == DeadLetterScope::Unresolved {
                         return ControlFlow::Continue(());
                     }
                 }
-                (Fit::Wanted, None) => {}
+                (Fit::Match, None) => {}
             }
             counts.take(&letter);
             take(&letter, outcome)
@@ -188,7 +188,7 @@ fn place(at: At) -> Option<((i32, i64), usize, u64)> {
 }
 
 /// Reads only from the first dead letter that is named in a partition on: its marker stands behind it.
-fn narrow(spans: &mut Spans, wanted: &Wanted) {
+fn narrow(spans: &mut Spans, wanted: &DeadLetterFilter) {
     if wanted.letters.is_empty() {
         return;
     }
@@ -207,7 +207,7 @@ fn records(spans: &Spans) -> u64 {
 
 /// The filter. All conditions have to hold; an empty one holds for every dead letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct DeadLetterFilter {
     /// It is one of these. Where it is, its slot does not matter.
     pub letters: BTreeSet<At>,
     /// Its row has one of these ids.
@@ -231,13 +231,13 @@ pub(crate) struct Wanted {
 /// How a dead letter fits the filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    Wanted,
+    Match,
     /// All conditions hold but the one on the slot.
     OtherSlot,
-    Unwanted,
+    NoMatch,
 }
 
-impl Wanted {
+impl DeadLetterFilter {
     fn fit(&self, letter: &DeadLetter<'_>) -> Fit {
         let one_of = |wanted: &[String], found: Option<&[u8]>| {
             wanted.is_empty() || wanted.iter().any(|wanted| Some(wanted.as_bytes()) == found)
@@ -254,8 +254,8 @@ impl Wanted {
         let is_named = !self.letters.is_empty();
         let slot = self.slot.as_ref().filter(|_| !is_named);
         match slot.is_none_or(|slot| letter.slot_bytes() == Some(slot.as_bytes())) {
-            _ if !fits => Fit::Unwanted,
-            true => Fit::Wanted,
+            _ if !fits => Fit::NoMatch,
+            true => Fit::Match,
             false => Fit::OtherSlot,
         }
     }
@@ -271,9 +271,9 @@ mod tests {
     #[test]
     fn dead_letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
         let mut spans: Spans = [(0, 0..10), (1, 5..9), (2, 0..4)].into();
-        let named = |names: &[&str]| Wanted {
+        let named = |names: &[&str]| DeadLetterFilter {
             letters: names.iter().map(|name| name.parse().unwrap()).collect(),
-            ..Wanted::default()
+            ..DeadLetterFilter::default()
         };
         narrow(&mut spans, &named(&[]));
         assert_eq!(records(&spans), 18);
@@ -309,7 +309,7 @@ mod tests {
         );
         let letter = dead_letter(&record);
         let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        let here = Wanted {
+        let here = DeadLetterFilter {
             letters: BTreeSet::new(),
             ids: some(&["1", "7"]),
             aggregates: some(&["k"]),
@@ -320,38 +320,38 @@ mod tests {
             until_ms: Some(6),
             slot: Some("s".to_owned()),
         };
-        let fit = |wanted: &Wanted| wanted.fit(&letter);
-        assert_eq!((fit(&here), fit(&Wanted::default())), (Fit::Wanted, Fit::Wanted));
+        let fit = |wanted: &DeadLetterFilter| wanted.fit(&letter);
+        assert_eq!((fit(&here), fit(&DeadLetterFilter::default())), (Fit::Match, Fit::Match));
         for other in [
-            Wanted { ids: some(&["77"]), ..here.clone() },
-            Wanted { aggregates: some(&["7"]), ..here.clone() },
-            Wanted { classes: some(&["rejected"]), ..here.clone() },
-            Wanted { topics: some(&["order"]), ..here.clone() },
-            Wanted { outboxes: some(&["outbox"]), ..here.clone() },
-            Wanted { since_ms: Some(6), ..here.clone() },
-            Wanted { until_ms: Some(5), ..here.clone() },
-            Wanted { letters: ["2:4".parse().unwrap()].into(), ..here.clone() },
+            DeadLetterFilter { ids: some(&["77"]), ..here.clone() },
+            DeadLetterFilter { aggregates: some(&["7"]), ..here.clone() },
+            DeadLetterFilter { classes: some(&["rejected"]), ..here.clone() },
+            DeadLetterFilter { topics: some(&["order"]), ..here.clone() },
+            DeadLetterFilter { outboxes: some(&["outbox"]), ..here.clone() },
+            DeadLetterFilter { since_ms: Some(6), ..here.clone() },
+            DeadLetterFilter { until_ms: Some(5), ..here.clone() },
+            DeadLetterFilter { letters: ["2:4".parse().unwrap()].into(), ..here.clone() },
         ] {
-            assert_eq!(fit(&other), Fit::Unwanted, "{other:?}");
+            assert_eq!(fit(&other), Fit::NoMatch, "{other:?}");
         }
-        let elsewhere = Wanted { slot: Some("t".to_owned()), ..here };
+        let elsewhere = DeadLetterFilter { slot: Some("t".to_owned()), ..here };
         assert_eq!(fit(&elsewhere), Fit::OtherSlot);
-        assert_eq!(fit(&Wanted { letters: ["2:3".parse().unwrap()].into(), ..elsewhere }), Fit::Wanted);
+        assert_eq!(fit(&DeadLetterFilter { letters: ["2:3".parse().unwrap()].into(), ..elsewhere }), Fit::Match);
 
         // What a dead letter lacks is not the empty text.
         let bare = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
         let bare = Message { key: None, time_ms: None, ..bare };
         for wanted in [
-            Wanted { ids: some(&[""]), ..Wanted::default() },
-            Wanted { aggregates: some(&[""]), ..Wanted::default() },
-            Wanted { topics: some(&[""]), ..Wanted::default() },
-            Wanted { outboxes: some(&[""]), ..Wanted::default() },
-            Wanted { since_ms: Some(i64::MIN), ..Wanted::default() },
-            Wanted { until_ms: Some(i64::MAX), ..Wanted::default() },
+            DeadLetterFilter { ids: some(&[""]), ..DeadLetterFilter::default() },
+            DeadLetterFilter { aggregates: some(&[""]), ..DeadLetterFilter::default() },
+            DeadLetterFilter { topics: some(&[""]), ..DeadLetterFilter::default() },
+            DeadLetterFilter { outboxes: some(&[""]), ..DeadLetterFilter::default() },
+            DeadLetterFilter { since_ms: Some(i64::MIN), ..DeadLetterFilter::default() },
+            DeadLetterFilter { until_ms: Some(i64::MAX), ..DeadLetterFilter::default() },
         ] {
-            assert_eq!(wanted.fit(&dead_letter(&bare)), Fit::Unwanted, "{wanted:?}");
+            assert_eq!(wanted.fit(&dead_letter(&bare)), Fit::NoMatch, "{wanted:?}");
         }
-        let of_slot = Wanted { slot: Some("s".to_owned()), ..Wanted::default() };
+        let of_slot = DeadLetterFilter { slot: Some("s".to_owned()), ..DeadLetterFilter::default() };
         assert_eq!(of_slot.fit(&dead_letter(&bare)), Fit::OtherSlot);
     }
 

@@ -37,5 +37,5 @@
 pub mod reader;
 pub mod select;
 
-pub use reader::{Began, PolledRow, Reader, Rows, table_facts};
+pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
 pub use select::{Key, KeyColumn, NEEDS_ORDER, Order, Selection, TableFacts, Which, as_streamed};

@@ -59,7 +59,7 @@ impl Reader {
         self.session.client()
     }
 
-    /// Waits for the end of the session. While nobody takes [`Rows`], the socket is not read, and the end is noticed late.
+    /// Waits for the end of the session. While nobody takes [`RowStream`], the socket is not read, and the end is noticed late.
     pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         self.session.closed()
     }
@@ -155,9 +155,9 @@ impl Reader {
     ///
     /// # Errors
     /// [`Kind::PostgresUnreachable`] where the session is over. The first row has an error of the statement.
-    pub async fn rows(&self, sql: &str) -> Result<Rows> {
+    pub async fn rows(&self, sql: &str) -> Result<RowStream> {
         let stream = self.client().simple_query_raw(sql).await.map_err(|error| failed(&error))?;
-        Ok(Rows { stream: Some(Box::pin(stream)) })
+        Ok(RowStream { stream: Some(Box::pin(stream)) })
     }
 
     /// Ends the transaction, also after an error.
@@ -176,12 +176,12 @@ fn failed(error: &tokio_postgres::Error) -> Error {
 }
 
 /// The rows of one statement.
-pub struct Rows {
+pub struct RowStream {
     /// None after the last row, and after an error.
     stream: Option<Pin<Box<SimpleQueryStream>>>,
 }
 
-impl Rows {
+impl RowStream {
     /// The next row; none after the last, and after an error. Safe to cancel: no row is lost.
     pub async fn next(&mut self) -> Result<Option<PolledRow>> {
         while let Some(stream) = &mut self.stream {
@@ -205,9 +205,9 @@ impl Rows {
     }
 }
 
-impl std::fmt::Debug for Rows {
+impl std::fmt::Debug for RowStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rows").field("ended", &self.stream.is_none()).finish()
+        f.debug_struct("RowStream").field("ended", &self.stream.is_none()).finish()
     }
 }
 

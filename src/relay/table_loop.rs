@@ -12,7 +12,7 @@ use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
-use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
+use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::drain::drain;
@@ -81,7 +81,7 @@ pub(super) struct Query<'q> {
 
 /// One scan.
 struct Scan {
-    rows: Rows,
+    rows: RowStream,
     polled: Polled,
     /// The name of the table, for messages.
     table: String,

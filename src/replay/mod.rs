@@ -1,12 +1,12 @@
 //! Rows of the outbox into Kafka once more, because somebody asked for them.
 //!
-//! [`Wanted`] is what was asked for, as a condition that Postgres has looked at. [`Replay::survey`] reads and routes every
+//! [`RowFilter`] is what was asked for, as a condition that Postgres has looked at. [`Replay::survey`] reads and routes every
 //! row and sends none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that what was confirmed is
 //! what is sent. Nothing in the database changes, no position is stored and no lease is taken: a relay beside it goes on. So
 //! a replayed event comes after newer ones of its aggregate; the header [`REPLAY_HEADER`](crate::route::REPLAY_HEADER)
 //! tells it from those.
 
-mod wanted;
+mod filter;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -17,13 +17,13 @@ use serde::Serialize;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-pub(crate) use self::wanted::Wanted;
+pub(crate) use self::filter::RowFilter;
 use crate::clock::now_us;
 use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Polled, Via};
 use crate::poll::select::{extent, rows};
-use crate::poll::{NEEDS_ORDER, PolledRow, Reader, Rows, Selection, TableFacts, Which, table_facts};
+use crate::poll::{NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
@@ -157,7 +157,7 @@ fn orderless(table: &str, count: u64) -> Error {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct ReplayProgress {
     /// Rows that were enqueued.
     pub taken: u64,
     pub acked: u64,
@@ -167,7 +167,7 @@ pub(crate) struct Published {
 
 /// How the sending of rows or dead letters ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum SendEnd {
     /// All are acked.
     All,
     /// It was told to stop.
@@ -244,7 +244,7 @@ impl<'c> Replay<'c> {
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
     /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
     /// session gives.
-    pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
+    pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &RowFilter) -> Result<Replay<'c>> {
         let client = reader.client();
         let unchanged = client.batch_execute("set default_transaction_read_only = on").await;
         unchanged.map_err(|error| fault::sql(While::Querying("preparing to read"), &error))?;
@@ -334,8 +334,8 @@ impl<'c> Replay<'c> {
         &mut self,
         sink: AnySink,
         stop: StopSignal,
-        say: &mut dyn FnMut(&Published, u64, bool),
-    ) -> (Published, Result<Ended>) {
+        say: &mut dyn FnMut(&ReplayProgress, u64, bool),
+    ) -> (ReplayProgress, Result<SendEnd>) {
         let config = self.config;
         // Nothing is done to the rows.
         let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
@@ -351,7 +351,7 @@ impl<'c> Replay<'c> {
         });
         let publisher = match publisher {
             Ok(publisher) => publisher,
-            Err(error) => return (Published::default(), Err(error)),
+            Err(error) => return (ReplayProgress::default(), Err(error)),
         };
         let mut publishing = Publishing {
             publisher,
@@ -359,7 +359,7 @@ impl<'c> Replay<'c> {
             lsn: self.lsn,
             total: self.total,
             in_flight: VecDeque::new(),
-            published: Published::default(),
+            published: ReplayProgress::default(),
             turns: Turns::new(stop, config.process.shutdown_timeout),
             unusable: Box::pin(async move { producer.unusable().await }),
         };
@@ -392,40 +392,40 @@ struct Publishing<'r> {
     total: u64,
     /// Rows in flight, in their order: as many as may be.
     in_flight: VecDeque<RowInFlight>,
-    published: Published,
+    published: ReplayProgress,
     turns: Turns,
     unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Publishing<'_> {
-    async fn all(&mut self, reader: &Reader, say: &mut dyn FnMut(&Published, u64, bool)) -> Result<Ended> {
+    async fn all(&mut self, reader: &Reader, say: &mut dyn FnMut(&ReplayProgress, u64, bool)) -> Result<SendEnd> {
         for (at, table) in self.tables.iter().enumerate() {
             let selection = Selection::of(Which::Where(&table.condition));
             let rows = reader.rows(&rows(&table.facts, table.outbox, &selection)?).await?;
-            if self.table(at, rows, &mut table.polled()?, say).await? == Ended::Stopped {
-                return Ok(Ended::Stopped);
+            if self.table(at, rows, &mut table.polled()?, say).await? == SendEnd::Stopped {
+                return Ok(SendEnd::Stopped);
             }
         }
-        Ok(Ended::All)
+        Ok(SendEnd::All)
     }
 
     async fn table(
         &mut self,
         at: usize,
-        mut rows: Rows,
+        mut rows: RowStream,
         polled: &mut Polled,
-        say: &mut dyn FnMut(&Published, u64, bool),
-    ) -> Result<Ended> {
+        say: &mut dyn FnMut(&ReplayProgress, u64, bool),
+    ) -> Result<SendEnd> {
         let mut ended = false;
         loop {
             self.publisher.retry_pending()?;
             self.note();
             let drained = self.publisher.is_drained();
             if self.turns.has_to_leave(drained) {
-                return Ok(Ended::Stopped);
+                return Ok(SendEnd::Stopped);
             }
             if ended && drained {
-                return Ok(Ended::All);
+                return Ok(SendEnd::All);
             }
             if self.turns.is_time_to_tell() {
                 say(&self.published, self.total, self.publisher.sink.is_up());

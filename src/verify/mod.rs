@@ -1,6 +1,6 @@
 //! Compares a table with its topics: rows without a record, rows with several, and records in the wrong order.
 //!
-//! [`Comparison`] takes rows first, then records, and has the outcome. [`Reader`] reads topics to their ends as often as it
+//! [`Comparison`] takes rows first, then records, and has the outcome. [`RecordReader`] reads topics to their ends as often as it
 //! takes.
 //!
 //! Of a row, its id, key and place in the order are kept; of a record nothing, unless no row has its id. So memory
@@ -27,7 +27,7 @@ pub(crate) type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
 
 /// Reads topics into a [`Comparison`]. It is in no consumer group, commits nothing and makes no topic. Blocks; meant for a
 /// thread of its own.
-pub(crate) struct Reader {
+pub(crate) struct RecordReader {
     reader: TopicReader,
     id_headers: Vec<String>,
     /// Where to begin in time, in milliseconds since the Unix epoch.
@@ -37,13 +37,13 @@ pub(crate) struct Reader {
     cut: BTreeSet<String>,
 }
 
-impl Reader {
+impl RecordReader {
     /// `options` are those of [`Options::reader`]; `id_headers` name the headers that may carry an event's id, of which
     /// the first that a record has counts. With `since_ms`, records with an earlier timestamp are left out where
     /// the broker can tell.
-    pub(crate) fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
+    pub(crate) fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<RecordReader> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
-        Ok(Reader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
+        Ok(RecordReader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 
     /// Reads every topic of `comparison` to the end it has when its turn comes; then, until `deadline`, again those to

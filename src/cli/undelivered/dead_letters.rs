@@ -26,8 +26,8 @@ use crate::config::Config;
 use crate::config::layers::Flags;
 use crate::dead_letters::resolver::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
-    self as library, At, DeadLetter, Ended, Header as LetterHeader, Outcome as Settles, Progress, Resolver, Scan,
-    Wanted, Which,
+    self as library, At, DeadLetter, DeadLetterFilter, DeadLetterScope, Header as LetterHeader, Outcome as Settles,
+    Progress, Resolver, Scan, SendEnd,
 };
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
@@ -81,8 +81,8 @@ impl Store for DeadLetters {
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-        let which = if args.all { Which::All } else { Which::Unresolved };
-        let (events, counts) = topic.read(move |topic, on_read| topic.oldest(which, limit, on_read)).await?;
+        let scope = if args.all { DeadLetterScope::All } else { DeadLetterScope::Unresolved };
+        let (events, counts) = topic.read(move |topic, on_read| topic.oldest(scope, limit, on_read)).await?;
         Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
     }
 
@@ -135,12 +135,12 @@ impl Store for DeadLetters {
             print_json(&plan)?;
         }
         match ended {
-            Ok(Ended::All) => {
+            Ok(SendEnd::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
                 if args.chosen.json { Ok(()) } else { print_line(plan.result()) }
             }
-            Ok(Ended::Stopped) => Err(plan.stopped().into()),
+            Ok(SendEnd::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
                 note(plan.result());
                 Err(error.into())
@@ -156,7 +156,7 @@ type OnRead<'s> = &'s mut dyn FnMut(u64, u64);
 #[derive(Debug)]
 struct Topic {
     config: Config,
-    wanted: Wanted,
+    wanted: DeadLetterFilter,
     now_ms: i64,
 }
 
@@ -168,7 +168,7 @@ impl Topic {
         warn(config::unverified(&config));
         let now_ms = now_us() / 1_000;
         let span = filters.span(now_ms)?;
-        let wanted = Wanted {
+        let wanted = DeadLetterFilter {
             letters: store.named.iter().copied().collect(),
             ids: filters.id.clone(),
             aggregates: filters.aggregate.clone(),
@@ -208,15 +208,20 @@ impl Topic {
     }
 
     /// `None` if the topic does not exist.
-    fn scan(&self, wanted: &Wanted, on_read: OnRead<'_>) -> Result<Option<Scan>> {
+    fn scan(&self, wanted: &DeadLetterFilter, on_read: OnRead<'_>) -> Result<Option<Scan>> {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, on_read)
     }
 
     /// The oldest dead letters, with their places and times.
-    fn oldest(&self, which: Which, limit: usize, on_read: OnRead<'_>) -> Result<(Oldest, Option<library::Counts>)> {
+    fn oldest(
+        &self,
+        scope: DeadLetterScope,
+        limit: usize,
+        on_read: OnRead<'_>,
+    ) -> Result<(Oldest, Option<library::Counts>)> {
         let mut oldest = Oldest::new();
         let Some(scan) = self.scan(&self.wanted, on_read)? else { return Ok((oldest, None)) };
-        let counts = scan.letters(&self.wanted, which, on_read, &mut |letter, outcome| {
+        let counts = scan.letters(&self.wanted, scope, on_read, &mut |letter, outcome| {
             keep(&mut oldest, limit, letter, outcome);
             ControlFlow::Continue(())
         })?;
@@ -227,7 +232,7 @@ impl Topic {
     fn details(&self, payload: bool, on_read: OnRead<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
-            let (oldest, counts) = self.oldest(Which::All, SHOWN_MAX, on_read)?;
+            let (oldest, counts) = self.oldest(DeadLetterScope::All, SHOWN_MAX, on_read)?;
             if oldest.is_empty() {
                 return Ok((Vec::new(), counts));
             }
@@ -235,7 +240,7 @@ impl Topic {
         }
         let Some(scan) = self.scan(&wanted, on_read)? else { return Ok((Vec::new(), None)) };
         let (mut shown, mut left) = (BTreeMap::new(), wanted.letters.len());
-        let counts = scan.letters(&wanted, Which::All, on_read, &mut |letter, outcome| {
+        let counts = scan.letters(&wanted, DeadLetterScope::All, on_read, &mut |letter, outcome| {
             if shown.len() < SHOWN_MAX {
                 let settled_at = scan.marker(letter.at()).and_then(|marker| marker.when.as_deref());
                 shown.insert((letter.time_ms(), letter.at()), details(letter, outcome, settled_at, payload));
@@ -249,7 +254,7 @@ impl Topic {
     fn survey(&self, change: Change, dry_run: bool, on_read: OnRead<'_>) -> Result<(Scan, Resolution)> {
         let Some(scan) = self.scan(&self.wanted, on_read)? else { return Err(self.missing()) };
         let (mut plan, reserved) = (Resolution::new(self.name(), change, dry_run), self.reserved());
-        let counts = scan.letters(&self.wanted, Which::Unresolved, on_read, &mut |letter, _| {
+        let counts = scan.letters(&self.wanted, DeadLetterScope::Unresolved, on_read, &mut |letter, _| {
             plan.letter(letter, &reserved);
             ControlFlow::Continue(())
         })?;

@@ -21,7 +21,7 @@ use crate::event::Shown;
 use crate::postgres::catalog::Table;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
-use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reader};
+use crate::verify::{Comparison, Counts, Example, Findings, Outbox, RecordReader};
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
@@ -90,7 +90,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());
     // The application's time of a record does not tell when the record was produced.
     let since_ms = range.records_since_ms(CLOCKS_APART_MS).filter(|_| !custom_times);
-    let mut reader = Reader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
+    let mut reader = RecordReader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
     let reading = move || {
         let mut reporter = ProgressReporter::new();
         let mut say = |topic: &str, at: usize, of: usize, records: u64| {

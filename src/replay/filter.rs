@@ -13,7 +13,7 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 
 /// What was asked for. All of it has to hold for a row; what is empty holds for every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct RowFilter {
     /// The row has one of these ids.
     pub ids: Vec<String>,
     /// It is of one of these aggregates.
@@ -34,7 +34,7 @@ enum Unfit {
     Sql(Error),
 }
 
-impl Wanted {
+impl RowFilter {
     /// The condition on rows of this table. `notes` gets what has to be known to read it.
     ///
     /// An id that cannot be one in this table finds nothing there, which is no error: another table may have it.
@@ -222,10 +222,10 @@ mod tests {
             may_lock: true,
             is_partitioned: false,
         };
-        let range = |since: Option<&str>, until: Option<&str>| Wanted {
+        let range = |since: Option<&str>, until: Option<&str>| RowFilter {
             since: since.map(str::to_owned),
             until: until.map(str::to_owned),
-            ..Wanted::default()
+            ..RowFilter::default()
         };
         assert_eq!(
             range(Some("2026-03-01"), Some("it's")).in_range(&facts(Some("At"))).unwrap(),
