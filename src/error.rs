@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_error_says_itself_counts_more_than_what_its_kind_does() {
+    fn the_remedy_of_an_error_overrides_that_of_its_kind() {
         let plain = Error::new(Kind::PositionMismatch, "x");
         assert_eq!(plain.any_remedy(), Kind::PositionMismatch.remedy());
         assert_eq!(plain.remedy("this").or_remedy("that").what_to_do().as_deref(), Some("this"));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_text_and_can_be_given_further_flags() {
+    fn a_command_in_a_remedy_accepts_further_flags() {
         let setup = NextCommand::new("setup").option("slot", "a").option("table", "'s.\"T\"'").flag("add-xid-column");
         let error = Error::new(Kind::Config, "x").remedy(Remedy::from("run `").and(setup).and("`"));
         assert_eq!(

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_lsn_is_written_and_read_as_postgres_does() {
+    fn an_lsn_has_the_text_form_of_postgres() {
         let lsn: Lsn = "16/B374D848".parse().unwrap();
         assert_eq!(lsn, Lsn::new(0x16_B374_D848));
         assert_eq!(lsn.to_string(), "16/B374D848");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_written_for_people_and_survives_json() {
+    fn a_position_has_a_readable_text_and_parses_back_from_json() {
         let partial = |index| Some(Partial { commit_lsn: Lsn::new(120), index });
         for (partial, text) in [
             (None, "0/64"),

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_is_read_and_written_as_postgres_does() {
+    fn a_snapshot_has_the_text_form_of_postgres() {
         for text in ["10:20:10,14,15", "7:7:", "1:18446744073709551615:1"] {
             assert_eq!(text.parse::<Snapshot>().unwrap().to_string(), text);
         }
@@ -120,21 +120,21 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_exported_by_a_slot_may_begin_behind_its_end() {
+    fn an_exported_snapshot_may_have_its_xmin_after_its_xmax() {
         let snapshot: Snapshot = "21042:21039:".parse().unwrap();
         assert_eq!(snapshot.to_string(), "21042:21042:");
         assert!(snapshot.sees(21_041) && !snapshot.sees(21_042));
     }
 
     #[test]
-    fn what_had_ended_is_seen() {
+    fn a_snapshot_sees_the_transactions_that_had_ended() {
         let snapshot: Snapshot = "10:20:10,14,15".parse().unwrap();
         let seen: Vec<u64> = (8..23).filter(|xid| snapshot.sees(*xid)).collect();
         assert_eq!(seen, [8, 9, 11, 12, 13, 16, 17, 18, 19]);
     }
 
     #[test]
-    fn half_an_id_is_that_of_the_nearest_transaction() {
+    fn a_32_bit_xid_is_widened_to_the_nearest_transaction() {
         let epoch = 1_u64 << 32;
         let at = |xmax: u64| Snapshot { xmin: 3, xmax, running: Vec::new() };
         assert_eq!(at(3 * epoch + 10).widen(9), 3 * epoch + 9);

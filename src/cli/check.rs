@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_quoted_and_rows_of_heirs_left_out() {
+    fn the_select_quotes_names_and_excludes_rows_of_inheriting_tables() {
         let name: TableName = r#""My ""S"".t""#.parse().unwrap();
         let outbox = OutboxConfig { columns: vec!["a\"b".to_owned(), "c".to_owned()], ..OutboxConfig::default() };
         let select = |kind: &str| Sampled { outbox: &outbox, name: &name, table: &table(kind, &[]) }.select().unwrap();
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_what_is_marked_are_used() {
+    fn a_column_that_pending_names_is_reported_as_used() {
         let mut outbox = OutboxConfig::default();
         outbox.upkeep.pending = Some("Type = 'no_column'".to_owned());
         let report = report_of(&outbox, Found::default(), true);
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_row_goes_lines_up() {
+    fn the_report_shows_the_record_of_a_row_in_aligned_columns() {
         insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
         publication  walrelay_orders is not there yet: walrelay setup creates it
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_cut_shown_as_hex_where_it_is_binary_and_left_out_where_told() {
+    fn a_body_is_shown_as_shortened_text_or_hex_or_by_its_size_alone() {
         let body = |value: Option<&[u8]>, with_body| record(value, with_body).lines().pop().unwrap().1;
         assert_eq!(body(Some(b"\x00\xff"), true), "(2 bytes) \\x00ff");
         assert_eq!(body(Some("ü\u{1b}\u{202e}".as_bytes()), true), "(6 bytes) ü\\u{1b}\\u{202e}");
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_several_outboxes_has_its_row_and_messages_have_none() {
+    fn each_outbox_has_its_own_row_in_the_report_and_messages_have_none() {
         let mut report = report(row(record(None, true)), true);
         let source = EventSource::Messages("shop".to_owned());
         report.add(
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_whole_body_and_no_position() {
+    fn the_json_has_the_whole_body_and_no_value_for_the_position_header() {
         let long = "x".repeat(3_000);
         let json = serde_json::to_value(report(row(record(Some(long.as_bytes()), true)), true)).unwrap();
         assert_eq!(json["outboxes"][0]["record"]["body"]["text"], long);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_lines_up_and_is_one_object_of_json() {
+    fn the_report_is_an_aligned_table_or_one_json_object() {
         let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
         let answer = Answer { dry_run: false, tables: &tables };
         insta::assert_snapshot!(answer.table(), @r"
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn every_table_has_an_age_or_is_left_alone() {
+    fn cleanup_needs_an_age_and_skips_tables_without_one() {
         let messages = OutboxConfig { source: EventSource::Messages("a".to_owned()), ..OutboxConfig::default() };
         let mut kept = OutboxConfig::default();
         assert_eq!(wanted(std::slice::from_ref(&messages), None).unwrap_err().kind(), Kind::Config);

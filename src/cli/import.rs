@@ -104,7 +104,7 @@ mod tests {
     use crate::import::Effect;
 
     #[test]
-    fn the_table_lines_up() {
+    fn the_table_of_options_has_aligned_columns() {
         let left = |option: &str, effect, what_to_do: &str| Left {
             option: option.to_owned(),
             effect,
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_ends_with_code_1_and_the_file_is_written_all_the_same() {
+    fn an_import_with_uncarried_options_writes_the_file_and_ends_with_1() {
         let folder = tempfile::tempdir().unwrap();
         let [file, output] = ["connector.properties", "walrelay.toml"].map(|name| folder.path().join(name));
         let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_or_too_large_is_named() {
+    fn a_missing_or_too_large_file_is_refused_and_latin_1_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("connector.json");
         assert!(read(&path).unwrap_err().cause().contains("connector.json cannot be read"));

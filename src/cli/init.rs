@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_each_column_lines_up_and_says_what_is_next() {
+    fn the_explanation_lists_the_use_of_each_column_and_the_next_commands() {
         let column_use = |column: &str, type_name: &str, used_for: &[&'static str], why: &str| ColumnUse {
             column: column.to_owned(),
             type_name: type_name.to_owned(),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_with_a_password_is_not_written_down() {
+    fn a_database_url_with_a_password_is_not_written_to_the_configuration() {
         let written = |url: &str| {
             let flags = crate::config::layers::Flags::from([("database.url", url.to_owned())]);
             known(&Settings::new(&flags, &Default::default(), None).unwrap()).unwrap().database_url

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_at_once() {
+    fn an_invalid_command_line_ends_with_2() {
         for typed in [
             &["walrelay"][..],
             &["walrelay", "run", "--state-store", "redis"],
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_of_a_setting_is_read() {
+    fn every_flag_sets_its_setting_and_its_help_names_the_variable() {
         let command = Cli::command();
         let run = command.find_subcommand("run").unwrap();
         for key in KEYS.iter() {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_is_of_one_piece_on_a_narrow_terminal_and_no_help_is_without_exit_codes() {
+    fn examples_fit_80_columns_without_a_wrap_and_each_help_lists_exit_codes() {
         const COLUMNS: usize = 80;
         for command in commands() {
             let name = command.get_name().to_owned();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_overview_names_every_command_and_where_to_start() {
+    fn the_top_level_help_lists_every_command_and_where_to_start() {
         insta::assert_snapshot!(Cli::command().term_width(100).render_long_help(), @r#"
         Relays an outbox table through a Postgres logical replication slot into Kafka
 
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_command_has_the_flags_of_this_one() {
+    fn a_suggested_command_repeats_the_flags_of_the_current_one() {
         let line = [
             "walrelay",
             "setup",
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_repeated_unless_it_has_a_password() {
+    fn a_suggested_command_repeats_no_database_url_with_a_password() {
         let repeats = |url: &str| !flags_of(&["walrelay", "parked", "list", "--database-url", url]).is_empty();
         assert!(repeats("postgres://me@db/shop"));
         assert!(!repeats("postgres://me:canary@db/shop") && !repeats("host=db password=canary"));

@@ -284,7 +284,7 @@ mod tests {
     const NOON_MS: i64 = 1_772_366_400_000;
 
     #[test]
-    fn a_file_that_exists_is_written_with_force_only() {
+    fn an_existing_file_is_overwritten_only_with_force() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("walrelay.toml");
         write_file(&path, "first, and longer", false).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_two_lines_whatever_is_in_it() {
+    fn an_error_prints_its_cause_and_its_fix_on_one_line_each() {
         let error = Error::new(Kind::Config, "a\nb").remedy("c\n  d");
         assert_eq!(error_lines(&error), "error: a b\nfix: c d");
         assert_eq!(error_lines(&Error::new(Kind::NotVerified, "x")), "error: x");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn only_yes_is_yes_and_whoever_says_no_is_told_nothing_of_settings() {
+    fn only_y_or_yes_confirms_and_other_answers_are_refused() {
         for yes in ["y\n", " YES "] {
             assert!(judged(yes).is_ok());
         }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_one_number() {
+    fn an_age_is_shown_in_one_unit() {
         assert_eq!(time(NOON_MS).unwrap(), "2026-03-01T12:00:00.000Z");
         let age = |seconds: i64| age(NOON_MS - seconds * 1_000, NOON_MS);
         let ages = [-5, 0, 119, 120, 7_199, 7_200, 172_799, 172_800].map(age);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_harmless_and_no_longer_than_it_may_be() {
+    fn a_table_cell_is_escaped_and_cut_to_its_maximum_length() {
         assert_eq!(cell(b"a \"b\" 'c'", 20), "a \"b\" 'c'");
         assert_eq!(cell(b"\xff\x1b[2J\n\0", 20), "\u{fffd}\\u{1b}[2J\\n\\0");
         assert_eq!(cell(&vec![b'x'; 1 << 20], 4), "xxx…");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_line_up_stay_lines_and_fit_the_terminal() {
+    fn table_columns_are_aligned_and_rows_are_cut_to_the_terminal_width() {
         let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
         assert_eq!(table(&rows, None), "a          b   c\nlong name      d e\nx          yy");
         assert_eq!(table(&rows, Some(8)), "a      …\nlong na…\nx      …");

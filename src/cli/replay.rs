@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_published_is_told_by_table_and_topic() {
+    fn a_dry_run_reports_rows_by_table_and_topic_and_unroutable_rows() {
         let mut report = Report::new(survey(2), true);
         report.notes.push("topic returns does not exist".to_owned());
         let error = report.fault(&RowFilter::default()).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_says_up_to_where() {
+    fn a_partial_result_names_the_row_up_to_which_all_are_published() {
         let mut report = Report::new(survey(0), false);
         assert!(report.fault(&RowFilter::default()).is_none());
         let up_to = |id: &str| Some(("public.outbox".to_owned(), id.to_owned()));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_without_a_row_are_counted_and_no_row_at_all_is_a_fault() {
+    fn ids_without_a_row_are_noted_and_a_replay_that_finds_no_row_ends_with_1() {
         let wanted = RowFilter { ids: vec![String::new(); 13], ..RowFilter::default() };
         let mut report = Report::new(survey(0), false);
         assert!(

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_names_stay_names() {
+    fn names_and_texts_that_contain_sql_are_quoted() {
         let table: TableName = r#""Sa.les"."out"";drop table x;--""#.parse().unwrap();
         let tables = [&table, &table];
         let values = [("publication", Value::Name(r#"p" for all tables; --"#)), ("tables", Value::Tables(&tables))];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_is_not_behind_the_beginning_is_refused() {
+    fn a_range_whose_until_is_not_after_since_is_refused() {
         let at = |text: &str, ms| Moment { text: text.to_owned(), ms };
         let (early, late) = (at("a", 1), at("b", 2));
         assert!(not_empty(&early, &late).is_ok());
@@ -290,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn records_have_no_time_before_the_epoch() {
+    fn a_start_time_for_records_before_the_epoch_is_dropped() {
         let since = |since_ms| Range { since_ms, ..Range::default() }.records_since_ms(10);
         assert_eq!([since(None), since(Some(15)), since(Some(10)), since(Some(i64::MIN))], [None, Some(5), None, None]);
     }
 
     #[test]
-    fn the_surest_time_counts_and_one_that_is_named_before_all() {
+    fn a_range_prefers_the_configured_time_column_and_then_timestamptz() {
         let columns = [("occurred_at", "timestamp"), ("created_at", "timestamptz"), ("At", "timestamptz")];
         assert_eq!(made(&Range::default(), None, &[]).unwrap(), "true");
         let since = range(Some("2026"), None);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_without_a_time_is_an_error_that_says_so() {
+    fn a_range_over_a_table_without_a_time_column_is_refused() {
         let since = range(Some("2026"), None);
         for (time, columns, expected) in [
             (None, &[("created_at", "text")][..], "no column of public.outbox is known"),

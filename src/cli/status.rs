@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_limit_in_seconds_looks_follow_until_the_first_end_is_confirmed_or_too_late() {
+    fn checks_of_a_lag_limit_repeat_until_the_first_wal_end_is_confirmed_or_overdue() {
         let limits = Limits { lag_seconds: Some(5), ..Limits::default() };
         let open = |changes, limits, end: &str| judged(changes, limits).is_open(&limits, end.parse().ok());
         assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_aligned_and_in_units_people_read() {
+    fn the_status_table_is_aligned_and_uses_readable_units() {
         insta::assert_snapshot!(report(json!({})).table(), @r#"
         slot        orders
         health      healthy
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_the_json_keep_their_order_and_null_is_not_known() {
+    fn the_json_keys_keep_their_order_and_unknown_values_are_null() {
         let json = json_line(&report(json!({}))).unwrap();
         let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
              stand_by_pids guarantee parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_counts_from_the_first_look_that_saw_what_is_not_confirmed() {
+    fn lag_in_seconds_counts_from_the_first_look_that_saw_unconfirmed_wal() {
         for (given, expected) in [
             (&[(0, 90, 100)][..], &[None][..]),
             (&[(0, 100, 100)], &[Some(0)]),
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_the_answer_is_rather_too_small() {
+    fn the_memory_of_looks_is_bounded_and_the_lag_is_never_overstated() {
         let began = Instant::now();
         let mut looks = Looks::default();
         for look in 0..10_000 {

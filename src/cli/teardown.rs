@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_count_is_told_with_a_remedy() {
+    fn a_failed_count_of_unrelayed_events_has_a_remedy() {
         for (sqlstate, unfound, kind, remedy) in [
             ("42501", false, Kind::PostgresRefused, "run teardown --keep-publication as a role with REPLICATION"),
             ("57014", false, Kind::SlotUnusable, "let the relay catch up"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publication_goes_that_publishes_one_table_or_what_the_configuration_names() {
+    fn a_publication_of_one_table_or_of_the_configured_tables_is_dropped() {
         let outbox = |source| OutboxConfig { source, ..OutboxConfig::default() };
         let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
         let messages = || outbox(EventSource::Messages("shop".to_owned()));

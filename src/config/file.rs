@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outbox_beside_several_is_told_how_they_are_written() {
+    fn one_outbox_beside_a_list_of_outboxes_is_refused_with_the_right_syntax() {
         for text in ["[outbox]\n[[outbox]]", "[[outbox]]\n[outbox]"] {
             assert!(refused(text).what_to_do().unwrap().contains("in double brackets"), "{text}");
         }
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_meant_is_refused_with_its_line() {
+    fn an_unknown_key_or_a_wrong_type_is_refused_with_its_line() {
         let table = [
             ("[slot]\nname = \"a\"\nnmae = \"b\"", "w.toml:3: slot.nmae does not exist"),
             ("[slots]\nname = \"a\"", "w.toml:1: slots does not exist"),
@@ -479,20 +479,20 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_met_with_those_that_exist() {
+    fn the_remedy_for_an_unknown_key_lists_the_existing_ones() {
         let error = refused("[shutdown]\ntimout = \"1s\"");
         assert_eq!(error.what_to_do().as_deref(), Some("[shutdown] has timeout"));
     }
 
     #[test]
-    fn a_broken_line_with_a_password_is_not_shown() {
+    fn a_syntax_error_in_a_line_with_a_password_does_not_show_the_line() {
         let error = refused("[database]\nurl = \"postgres://u:canary@h/d");
         assert!(error.cause().starts_with("w.toml:2: "), "{}", error.cause());
         assert!(!format!("{error:?}").contains("canary"));
     }
 
     #[test]
-    fn properties_may_be_written_dotted_quoted_or_as_tables_and_need_no_quotes_around_numbers() {
+    fn kafka_properties_may_have_dotted_or_quoted_names_and_unquoted_numbers() {
         let layers = read("[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n").unwrap();
         let shown = |(name, given): (&String, &Given)| format!("{name} {} {}", given.text.expose(), given.origin);
         let properties: Vec<_> = layers.properties.iter().map(shown).collect();

@@ -738,7 +738,7 @@ mod tests {
     }
 
     #[test]
-    fn a_property_may_come_from_the_environment_and_beats_the_file() {
+    fn a_kafka_property_in_the_environment_beats_the_file() {
         let file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5");
         let set = environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]);
         let settings = Settings::new(&Flags::new(), &set, Some(&file)).unwrap();
@@ -747,14 +747,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_variable_is_warned_of_and_one_of_kubernetes_is_not() {
+    fn an_unknown_variable_causes_a_warning_and_one_of_kubernetes_does_not() {
         let set = environment(&[("WALRELAY_SLOTT", "x"), ("WALRELAY_PORT_80_TCP", "x"), ("WALRELAY_CONFIG", "x")]);
         let settings = Settings::new(&Flags::new(), &set, None).unwrap();
         assert_eq!(settings.warnings(), ["WALRELAY_SLOTT is set and means nothing to walrelay"]);
     }
 
     #[test]
-    fn a_password_others_can_read_is_warned_of_without_showing_it() {
+    fn a_password_that_others_can_read_causes_a_warning_that_hides_its_value() {
         let mut file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"canary\"");
         file.readable_by_others = true;
         let flags = Flags::from([("database.url", "postgres://u:canary@h/d".to_owned())]);
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_seen_in_either_form_of_connection_string() {
+    fn a_password_is_recognized_in_both_forms_of_connection_string() {
         for url in ["postgres://u:p@h/d", "postgresql://u:p@h", "host=h password=p", "postgres://h/d?password=p"] {
             assert!(holds_password(url), "{url}");
         }
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_and_a_variable_or_flag_that_disagree_are_refused_with_both() {
+    fn an_outbox_that_contradicts_a_variable_or_flag_is_refused() {
         let file = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'\nroute.topic = 'x'\n[[outbox]]\ntable = 'b'");
         let topic = |text: &str| environment(&[("WALRELAY_ROUTE_TOPIC", text)]);
         let error = Settings::new(&Flags::new(), &topic("y"), Some(&file)).unwrap_err();
@@ -823,7 +823,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_configuration_gets_the_defaults() {
+    fn a_minimal_configuration_has_the_defaults() {
         let config = config("").unwrap();
         assert_eq!(config.source.publication, "walrelay_orders");
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
@@ -841,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_beside_kafka_needs_no_broker_and_keeps_the_position_in_postgres() {
+    fn a_sink_other_than_kafka_needs_no_broker_and_stores_positions_in_postgres() {
         let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'stdout'\n";
         let of = |text: &str| Settings::of(&format!("{least}{text}")).unwrap().config(false).unwrap();
         let config = of("");
@@ -851,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_makes_no_sense_is_refused_where_it_was_typed() {
+    fn an_invalid_value_is_refused_with_its_line() {
         let table = [
             ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
             ("slot.wal_sender_timeout = '10'", "w.toml:4: slot.wal_sender_timeout cannot be \"10\""),
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_says_how_to_set_it() {
+    fn a_missing_required_setting_is_refused_with_its_flag_variable_and_key() {
         let error = Settings::of("database.url = 'postgres://u@h/d'").unwrap().config(false).unwrap_err();
         assert_eq!(error.cause(), "slot.name is not set");
         assert_eq!(
@@ -893,7 +893,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_can_be_used_and_its_commented_keys_are_the_defaults() {
+    fn the_example_file_is_valid_and_its_commented_keys_show_the_defaults() {
         let example = include_str!("../../walrelay.example.toml");
         let config = Settings::of(example).unwrap().config(false).unwrap();
         assert_eq!((config.source.slot.as_str(), config.kafka.brokers.as_str()), ("orders", "localhost:9092"));
@@ -913,14 +913,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_slot_name_needs_a_publication_of_its_own() {
+    fn a_long_slot_name_requires_a_configured_publication_name() {
         let named = format!("database.url = 'postgres://u@h/d'\nslot.name = '{}'\n", "s".repeat(60));
         assert!(Settings::of(&named).unwrap().source().is_err());
         assert!(Settings::of(&format!("{named}slot.publication = 'p'")).unwrap().source().is_ok());
     }
 
     #[test]
-    fn a_broker_is_no_page_of_the_web() {
+    fn a_broker_list_with_an_http_url_or_an_empty_host_is_refused() {
         for (brokers, fits) in [
             ("b:9092, c:9092", true),
             ("SASL_SSL://b:9092,c", true),
@@ -948,7 +948,7 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_in_the_debug_form() {
+    fn the_debug_text_of_the_configuration_shows_no_secret() {
         let text = "database.url = 'postgres://u:canary1@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                     [kafka.properties]\nsasl.password = 'canary2'";
         let config = Settings::of(text).unwrap().config(false).unwrap();
@@ -961,7 +961,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_and_topics_that_contradict_each_other_are_refused_with_both() {
+    fn contradictory_retry_waits_and_conflicting_topics_are_refused() {
         for (lines, cause, remedy) in [
             (
                 "delivery.retry_base = '10s'\ndelivery.retry_cap = '5s'",
@@ -1008,7 +1008,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_how_often_it_is_tried_in_all_and_once_at_least() {
+    fn the_max_attempts_of_a_row_include_the_first_and_are_at_least_one() {
         let retry = DeliveryConfig::default().retry;
         for (text, tries) in [("3", 2), ("1", 0), ("0", 0), ("-7", 0), ("99999999999", u32::MAX - 1)] {
             assert_eq!(retry.within(max_attempts(text.as_bytes())).attempts, tries, "{text}");
@@ -1021,7 +1021,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_once_is_asked_for_and_says_who_it_is() {
+    fn exactly_once_is_off_by_default_and_has_a_transactional_id_per_slot() {
         assert_eq!(config("").unwrap().delivery.transactions, None);
         let transactions = config("delivery.guarantee = 'exactly-once'").unwrap().delivery.transactions.unwrap();
         assert_eq!(transactions.transactional_id("7300", "orders"), "walrelay-7300-orders");
@@ -1029,7 +1029,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_committed_together_is_refused_with_what_to_do() {
+    fn settings_incompatible_with_exactly_once_are_refused_with_a_remedy() {
         for (line, what) in [
             ("delivery.guarantee = 'twice'", "delivery.guarantee cannot be"),
             (

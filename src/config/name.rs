@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_name_is_what_postgres_allows() {
+    fn a_slot_name_that_postgres_does_not_allow_is_refused() {
         assert_eq!("orders_1".parse::<SlotName>().unwrap().as_str(), "orders_1");
         for bad in ["", "Orders", "a-b", "a b", "a'b", "a\"b", "ä", &"x".repeat(64)] {
             assert!(bad.parse::<SlotName>().is_err(), "{bad:?} was taken for a slot name");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_name_is_read_as_sql_reads_it() {
+    fn a_table_name_is_parsed_as_in_sql() {
         let read = |text: &str| {
             let name: TableName = text.parse().unwrap();
             (name.schema().to_owned(), name.table().to_owned())
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_name_is_shown_so_that_it_reads_back() {
+    fn a_displayed_table_name_parses_to_the_same_name() {
         for text in ["public.outbox", r#""Sales"."Out ""box""""#, r#"public."1st""#] {
             let name: TableName = text.parse().unwrap();
             assert_eq!(name.to_string(), text);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_end_the_parentheses_around_it_is_not_closed() {
+    fn sql_with_unbalanced_quotes_or_parentheses_is_not_closed() {
         for sql in [
             "status = 'NEW'",
             "(a or b) and c[1] = f(x, ')')",
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_a_number_in_parentheses_too() {
+    fn a_number_is_recognized_with_and_without_parentheses() {
         for sql in ["1", " (12) ", "1_000", "0x1F", "1.5"] {
             assert!(is_number(sql), "{sql}");
         }

@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn several_outboxes_have_what_is_said_for_all_unless_they_say_it_themselves() {
+    fn settings_of_an_outbox_override_those_for_all_outboxes() {
         let outboxes = outboxes(
             "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = '{v}'\n\
              [[outbox]]\ntable = 'one'\n\
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_does_without_what_the_others_have() {
+    fn an_outbox_clears_a_common_setting_with_an_empty_value() {
         let outboxes = outboxes(
             "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = '{a}'\n\
              [[outbox]]\ntable = 'one'\n\
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_an_event_may_be_tried_is_read_with_it() {
+    fn the_max_attempts_column_is_read_with_the_row() {
         let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = :attempts'";
         let outboxes = outboxes(text).unwrap();
         let [outbox] = outboxes.as_slice() else { panic!("{}", outboxes.len()) };
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
+    fn invalid_outbox_settings_are_refused_with_their_line() {
         let table = [
             ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
             ("[route.headers]\n'' = 'x'", "w.toml:2: \"\" is no header's name"),

@@ -203,21 +203,21 @@ mod tests {
     }
 
     #[test]
-    fn sizes_read_back_as_they_were_written() {
+    fn an_exactly_written_size_parses_to_the_same_number_of_bytes() {
         for bytes in [0, 1, 1023, 1024, 1025, 33_554_432, 3 << 30, 64 << 40, u64::MAX] {
             assert_eq!(parse_bytes(&exact_bytes(bytes)), Some(bytes));
         }
     }
 
     #[test]
-    fn sizes_for_people_have_three_digits() {
+    fn a_displayed_size_has_a_unit_and_is_rounded() {
         let sizes = [0, 1023, 1024, 1_600_000, 20 << 20, 5 << 30, 64 << 40];
         let shown: Vec<_> = sizes.into_iter().map(human_bytes).collect();
         assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "20 MiB", "5.0 GiB", "64 TiB"]);
     }
 
     #[test]
-    fn durations_read_back_as_people_type_them() {
+    fn an_exactly_written_duration_parses_to_the_same_duration() {
         let (day, hour) = (24 * 3600, 3600);
         for (text, seconds) in [("0s", 0), ("1m 30s", 90), ("12h", 12 * hour), ("1d", day), ("3660d", 3660 * day)] {
             let duration = Duration::from_secs(seconds);

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_effective_configuration_is_a_file_that_means_the_same_apart_from_secrets() {
+    fn the_effective_configuration_parses_to_the_same_settings_except_secrets() {
         let typed = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [kafka.properties]\n'sasl.password' = 'canary'\n'linger.ms' = 5\n'ssl.key.pem' = '12345'";
         let first = Settings::of(typed).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn several_outboxes_are_shown_each_with_all_that_holds_for_it() {
+    fn an_effective_configuration_of_two_outboxes_parses_to_the_same_outboxes() {
         let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [[outbox]]\ntable = 'one'\n[outbox.route.headers]\na = '{a}'\n\
                      [[outbox]]\nmessage_prefix = 'two'\n[outbox.format.envelope]\nx = '{x}'";
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_put_in_is_what_the_reader_finds() {
+    fn a_draft_with_special_characters_parses_to_the_same_values() {
         let odd = "a \"b\" \\ c\nd\te\u{7f}\u{1} ü ''' \"\"\"";
         let mut draft = Draft::default();
         assert!(draft.header(odd, odd) && draft.header("x.y", "{a}") && !draft.header(odd, "again"));

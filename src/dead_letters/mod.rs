@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_reads_back_and_nonsense_is_none() {
+    fn a_partition_and_offset_are_parsed_and_invalid_text_is_refused() {
         assert_eq!(at("3:17"), At { partition: 3, offset: 17 });
         for text in ["", "3", ":", "3:", ":3", "-1:0", "0:-1", "+1:2", "0:1:2", "0:99999999999999999999", "a:b"] {
             assert!(text.parse::<At>().is_err(), "{text}");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_told_from_the_record_it_was() {
+    fn a_dead_letter_contains_its_reasons_and_the_original_record() {
         let own: [Header<'_>; 3] = [("id", Some(b"7")), (SLOT_HEADER, Some(b"its own")), ("empty", None)];
         let record = incoming("1:9", &[&own[..], &REASONS[..]].concat());
         let letter = dead_letter(&record);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_row_chose_it_has_again() {
+    fn a_record_sent_again_has_the_partition_and_timestamp_of_its_row() {
         let replayed: [Header<'_>; 1] = [(REPLAY_HEADER, Some(b"1"))];
         for (partition, time, expected) in
             [("3", "4", (Some(3), Some(4))), ("-3", "99999999999999999999", (None, None))]
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_as_it_is_says_why() {
+    fn a_dead_letter_that_cannot_be_sent_again_names_the_reason() {
         let sendable = |headers: &[Header<'_>]| {
             let record = incoming("0:0", headers);
             dead_letter(&record).sendable(&["dead".to_owned()]).map(|topic| topic.into_owned())
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_resolves_no_other_whatever_it_had_as_a_record() {
+    fn a_dead_letter_with_the_headers_of_a_marker_is_not_a_marker() {
         let forged: [Header<'_>; 2] = [(SETTLED_HEADER, Some(b"dropped")), (SETTLED_LETTER_HEADER, Some(b"0:3"))];
         assert!(matches!(Entry::of(&incoming("0:9", &forged)), Entry::Marker(_)));
         let record = incoming("0:9", &[&forged[..], &REASONS[..]].concat());
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_others_are_no_dead_letters_and_hostile_ones_do_no_harm() {
+    fn a_record_without_a_class_is_foreign_and_invalid_headers_are_ignored() {
         let foreign = |headers: Option<Vec<Header<'_>>>| {
             let record = Message { headers, ..incoming("0:0", &[]) };
             matches!(Entry::of(&record), Entry::Foreign)
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_reads_back_and_has_key_and_partition_of_its_dead_letter() {
+    fn a_marker_parses_back_and_has_the_key_and_partition_of_its_dead_letter() {
         let when = Some("2026-03-01T12:00:00Z".to_owned());
         let marker = Marker { letter: at("3:17"), outcome: Outcome::Dropped, when };
         marker.record("dead", Some(b"k"), Some(b"s")).with_record(|record| {

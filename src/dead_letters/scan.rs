@@ -269,7 +269,7 @@ mod tests {
     use crate::sink::kafka::topic_reader::Message;
 
     #[test]
-    fn dead_letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
+    fn a_scan_for_named_dead_letters_starts_at_the_first_of_each_partition() {
         let mut spans: Spans = [(0, 0..10), (1, 5..9), (2, 0..4)].into();
         let named = |names: &[&str]| DeadLetterFilter {
             letters: names.iter().map(|name| name.parse().unwrap()).collect(),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_classes_are_counted_than_there_can_be() {
+    fn the_number_of_counted_classes_is_bounded() {
         let mut counts = Counts::default();
         let mut take = |class: &str| {
             let record = incoming("0:0", &[(CLASS_HEADER, Some(class.as_bytes()))]);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn all_conditions_have_to_hold() {
+    fn a_dead_letter_must_match_all_conditions_of_the_filter() {
         let record = incoming(
             "2:3",
             &[
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_marker_of_a_dead_letter_counts_and_neighbours_are_left_alone() {
+    fn the_last_marker_resolves_its_dead_letter_and_no_neighbouring_offset() {
         let mut resolved = Resolved::default();
         let at = |text: &str| text.parse::<At>().unwrap();
         let mut take = |letter: &str, outcome| resolved.take(&Marker { letter: at(letter), outcome, when: None });

@@ -221,7 +221,7 @@ fn unknown_kinds_inside_a_message_are_errors_that_name_their_offset() {
 }
 
 #[test]
-fn a_count_of_two_thousand_million_tables_is_an_error_without_an_allocation() {
+fn a_huge_count_of_tables_is_an_error_without_an_allocation() {
     let error = decode_and_walk(b"T\x7f\xff\xff\xff\0\0\0\0\x07").unwrap_err();
     assert_eq!((error.offset, error.problem), (10, Problem::Short { wanted: 4, left: 0 }));
     let error = decode_and_walk(b"T\xff\xff\xff\xff\0").unwrap_err();
@@ -229,7 +229,7 @@ fn a_count_of_two_thousand_million_tables_is_an_error_without_an_allocation() {
 }
 
 #[test]
-fn a_time_that_does_not_fit_is_an_error() {
+fn a_commit_time_out_of_range_is_an_error() {
     let mut bytes = wire::begin(1, 0, 1);
     bytes[9..17].copy_from_slice(&i64::MAX.to_be_bytes());
     let error = decode_and_walk(&bytes).unwrap_err();
@@ -259,7 +259,7 @@ fn a_short_read_names_the_offset_and_what_was_wanted() {
 }
 
 #[test]
-fn a_tuple_that_claims_more_than_there_is_is_refused() {
+fn a_tuple_with_a_wrong_count_length_or_kind_is_refused() {
     for (bytes, offset) in [
         (&b"\0\x02n"[..], 3),
         (b"\0\x01t\x7f\xff\xff\xffx", 7),
@@ -298,7 +298,7 @@ proptest! {
     }
 
     #[test]
-    fn any_row_comes_back_as_it_was_written(row in vec(
+    fn any_inserted_row_decodes_to_its_original_values(row in vec(
         prop_oneof![
             Just(None),
             vec(any::<u8>(), 0..40).prop_map(Some),

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_confirmed_before_it_is_stored() {
+    fn only_a_stored_position_is_confirmed() {
         let mut confirm = Confirm::new(at(10), Duration::ZERO);
         let now = Duration::from_secs(1);
         assert_eq!(confirm.due(at(20), 1, now, false), Due::Progress(at(20)));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_transaction_is_stored_and_not_confirmed() {
+    fn a_position_inside_a_transaction_is_stored_and_not_confirmed() {
         let mut confirm = Confirm::new(at(10), Duration::ZERO);
         let partial = crate::position::Partial { commit_lsn: Lsn::new(50), index: 3 };
         confirm.begun(3, Duration::ZERO);

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_inside_a_transaction_moves_nothing() {
+    fn a_keepalive_inside_a_transaction_moves_no_position() {
         let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
         ledger.begin(lsn(200)).unwrap();
         ledger.keepalive(lsn(999));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn keepalives_and_transactions_without_events_take_no_memory_behind_an_event_in_flight() {
+    fn keepalives_and_empty_transactions_take_no_memory_behind_an_event_in_flight() {
         let mut ledger = one_transaction(1);
         (300..900).for_each(|wal_end| ledger.keepalive(lsn(wal_end)));
         assert_eq!(ledger.spans.len(), 1);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_inside_a_transaction_counts_what_was_delivered_before() {
+    fn a_restart_inside_a_transaction_counts_its_delivered_events() {
         let partial = Partial { commit_lsn: lsn(200), index: 5 };
         let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
         ledger.begin(lsn(200)).unwrap();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_before_the_rest_of_a_transaction_does_not_forget_its_beginning() {
+    fn a_keepalive_keeps_the_count_of_a_partly_delivered_transaction() {
         let partial = Partial { commit_lsn: lsn(200), index: 5 };
         let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
         ledger.keepalive(lsn(150));
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn a_begin_event_commit_or_ack_out_of_turn_is_an_error() {
         let mut ledger = one_transaction(1);
         assert!(matches!(ledger.begin(lsn(205)), Err(LedgerError::Backwards { .. })));
         assert!(matches!(ledger.enqueued(1, 0, ()), Err(LedgerError::Outside { .. })));
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_bounded_in_events_and_in_bytes() {
+    fn events_in_flight_are_bounded_in_number_and_in_bytes() {
         let mut ledger = Ledger::new(Position::default(), Limits { events: 2, bytes: 100, each: 0 });
         ledger.begin(lsn(1)).unwrap();
         ledger.enqueued(10, 0, ()).unwrap();

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_counts_once_the_position_is_there_and_not_before() {
+    fn a_pair_of_snapshot_and_lsn_counts_once_the_position_reaches_the_lsn() {
         let mut trail = Trail::default();
         assert!(trail.wants_pair() && trail.published(&at(500)).is_none());
         trail.took(snapshot("10:12:10"), Lsn::new(100));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_the_snapshot_does_not_see_are_kept_until_one_does() {
+    fn transactions_are_remembered_until_a_snapshot_sees_them() {
         let mut trail = Trail::default();
         trail.took(snapshot("10:13:10"), Lsn::new(100));
         // 10 ended between the snapshot and the end of the log; 11 was seen; 13 and 14 came later.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_slot_that_only_begins_everything_it_may_deliver_is_missing() {
+    fn a_new_slot_has_published_no_transaction_from_its_first_xid_on() {
         // 4294967290 is from before the wraparound.
         let now = snapshot("4294967300:4294967302:4294967300");
         let begins = Published::from_slot(4_294_967_290, now.clone(), Lsn::new(50));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_goes_on_and_stays_bounded() {
+    fn published_transactions_are_bounded_and_survive_a_restart() {
         let mut trail = Trail::default();
         trail.took(snapshot("10:10:"), Lsn::new(1));
         trail.published(&at(1));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_promotion_only_pairs_from_before_it_count() {
+    fn after_a_promotion_only_snapshots_from_before_the_switch_count() {
         let mut trail = Trail::default();
         for round in 0..9_u64 {
             let lsn = 1 + round * EARLIER_BYTES / 2;

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expression_that_is_a_column_is_known_as_one() {
+    fn an_expression_that_only_names_a_column_is_recognized() {
         let plain = Column::of("seq", "int8");
         let quoted = Column { written: "\"null\"".to_owned(), ..Column::of("null", "int8") };
         assert!(is_named_by(&plain, " seq ") && is_named_by(&plain, "\"seq\"") && is_named_by(&quoted, "\"null\""));

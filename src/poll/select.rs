@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn until_counts_where_the_row_tells_its_transaction() {
+    fn the_until_snapshot_applies_only_to_tables_with_an_xid_column() {
         let snapshot = snapshot();
         let until = Selection { until: Some(&snapshot), ..Selection::of(Which::Since("2026-11-01'; drop")) };
         let since = "\"at\" >= '2026-11-01''; drop'";
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_behind_a_key_leave_out_no_null() {
+    fn rows_after_a_key_include_those_with_null() {
         let with =
             |not_null, id_not_null| TableFacts { order: order("s", not_null), key: id(false, id_not_null), ..facts() };
         let bare = |as_text| TableFacts { order: None, key: id(as_text, true), ..facts() };
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_id_are_told_apart_by_the_rest_of_the_key_and_without_a_row_key_come_again() {
+    fn rows_with_one_id_are_ordered_by_the_row_key_and_without_one_read_again() {
         let seq = KeyColumn { name: "n".to_owned(), type_name: "bigint".to_owned(), as_text: false, not_null: true };
         let of =
             |order, not_null| TableFacts { order, key: [id(false, not_null), vec![seq.clone()]].concat(), ..facts() };
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_keys_stay_texts() {
+    fn a_key_that_contains_sql_is_quoted() {
         let key = Key {
             order: Some("1'::int) or (true".to_owned()),
             id: "\\'; drop table x --".to_owned(),
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_kept_as_json() {
+    fn a_key_is_stored_as_json_and_parses_back() {
         let key = Key { order: None, id: "a\"b".to_owned(), rest: Vec::new() };
         let text = serde_json::to_string(&key).unwrap();
         assert_eq!(text, r#"{"order":null,"id":"a\"b"}"#);
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_by_a_setting_needs_it() {
+    fn a_selection_by_pending_or_time_needs_that_setting() {
         let unset = OutboxConfig { upkeep: Upkeep::default(), ..outbox() };
         let pending = rows(&facts(), &unset, &Selection::of(Which::Pending)).unwrap_err();
         assert!(pending.cause().starts_with("outbox.pending is not set"), "{pending}");
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_a_column_of_a_usual_name_or_the_one_that_is_named() {
+    fn the_time_is_the_configured_column_or_one_with_a_known_name() {
         let all = || {
             vec![
                 Column::of("id", "uuid"),

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_tells_the_transaction_if_nothing_else_was_meant() {
+    fn an_xid_column_is_an_xid8_with_the_current_transaction_as_default() {
         let with = |base, default: Option<&str>| {
             let told = Column { default: default.map(str::to_owned), ..Column::of("x", base) };
             table(vec![Column::of("id", "uuid"), told]).xid_column().map(|column| column.name.clone())
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_named_by_its_id_alone_or_by_the_first_key_without_null() {
+    fn the_row_key_is_the_unique_id_or_else_the_first_key_without_nulls() {
         let key = |columns: &[&str], loose: &[&str]| UniqueKey {
             columns: columns.iter().map(|name| (*name).to_owned()).collect(),
             loose: loose.iter().map(|name| (*name).to_owned()).collect(),

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sqlstate_decides_together_with_what_was_being_done() {
+    fn the_kind_of_an_error_depends_on_the_sqlstate_and_the_operation() {
         let connecting = While::Connecting("h:1/d as u");
         let querying = While::Querying("reading the catalog");
         let starting = While::Starting("s");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stops_while_it_waits_for_a_standby_comes_back() {
+    fn a_stream_error_of_a_server_that_waits_for_a_standby_is_retried() {
         for sqlstate in ["55000", "22023"] {
             let kind = |act, routine| reported(act, routine, sqlstate, "text").kind();
             assert_eq!(kind(While::Streaming("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_halt_for_the_slot_or_the_login_says_what_to_do() {
+    fn an_error_of_the_slot_or_the_login_halts_with_a_remedy() {
         for sqlstate in ["28P01", "28000", "3D000", "42501", "42704", "55000"] {
             let error = server(While::Starting("orders"), sqlstate, "text");
             assert!(error.kind().halts());
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publication_the_slot_does_not_find_is_remedied_by_a_name_or_a_new_slot() {
+    fn the_remedy_for_a_missing_publication_is_a_name_or_a_new_slot() {
         let error = server(While::Streaming("orders"), "42704", "publication \"p\" does not exist");
         let remedy = error.what_to_do().unwrap();
         for part in ["--publication", "teardown --slot orders --force", "setup --slot orders", "reads from the table"] {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_message_stays_one_line_of_bounded_length() {
+    fn a_message_of_the_server_becomes_one_line_of_bounded_length() {
         let error = server(While::Querying("x"), "57\n01", &format!("a\nb\u{1b}[2J{}", "c".repeat(100_000)));
         assert!(!error.cause().contains(['\n', '\u{1b}']));
         assert!(error.cause().len() < 1000);

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_never_comes_is_an_unreachable_server_after_ten_seconds() {
+    async fn a_query_without_an_answer_fails_as_unreachable_after_ten_seconds() {
         let before = tokio::time::Instant::now();
         let never = std::future::pending::<Result<(), _>>();
         let error = bounded("reading the slot", QUERY_TIMEOUT, never).await.unwrap_err();

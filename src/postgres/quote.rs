@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_quoting_carries_is_refused() {
+    fn empty_identifiers_and_nul_characters_are_refused() {
         assert!(quote_ident("").is_err());
         assert!(quote_ident("a\0").is_err());
         assert!(quote_literal("a\0").is_err());

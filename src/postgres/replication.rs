@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_is_read_with_its_comments_and_whole_or_not_at_all() {
+    fn a_timeline_history_may_have_comments_and_no_invalid_line() {
         let text =
             "# made by hand\n1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
         let switches = parse_history(text).unwrap();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_changes_the_text_of_values_is_noticed() {
+    fn a_server_setting_that_changes_the_text_of_values_is_refused() {
         for (name, good, bad) in [
             ("client_encoding", "UTF8", "LATIN1"),
             ("DateStyle", "ISO, DMY", "German, DMY"),

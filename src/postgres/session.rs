@@ -429,7 +429,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn md5_answers_with_the_salted_hash() {
+    async fn an_md5_login_sends_the_salted_hash() {
         let (session, _) = log_in(&start_up(true), async |mut server| {
             server.start_up().await;
             server.send(b'R', &request(5, &[1, 2, 3, 4])).await;
@@ -444,7 +444,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_skips_its_proof_of_scram_is_not_believed() {
+    async fn a_server_that_skips_its_scram_proof_is_refused() {
         let (session, _) = log_in(&start_up(true), async |mut server| {
             server.start_up().await;
             server.send(b'R', &request(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")).await;
@@ -486,7 +486,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_login_is_bound_to_the_channel_where_both_can_and_as_was_asked_for() {
+    async fn channel_binding_follows_the_setting_and_what_both_sides_support() {
         use ChannelBinding::{Disable, Prefer, Require};
         const BOTH: &[u8] = b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0";
         const PLAIN: &[u8] = b"SCRAM-SHA-256\0\0";
@@ -507,7 +507,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_way_to_log_in_that_cannot_be_gone_is_refused_with_a_reason() {
+    async fn an_unsupported_login_method_is_refused_with_a_reason() {
         let bound = StartUp { channel_binding: ChannelBinding::Require, ..start_up(true) };
         for (start_up, code, word) in [
             (start_up(false), 3, "password"),
@@ -530,7 +530,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_hostile_server_ends_in_an_error_at_every_step() {
+    async fn invalid_bytes_from_the_server_are_an_error_at_each_step_of_the_login() {
         let hostile: [&[u8]; 10] = [
             b"",
             b"N",
@@ -562,7 +562,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_yes_begins_tls() {
+    async fn the_ssl_mode_and_the_answer_to_the_tls_request_decide_whether_tls_begins() {
         let act = While::Connecting("h:1/d as u");
         for (mode, byte, outcome) in [
             (SslMode::Require, b'S', Ok(true)),
@@ -587,7 +587,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn rows_come_back_and_an_error_leaves_the_session_usable() {
+    async fn a_query_returns_rows_and_an_sql_error_leaves_the_session_usable() {
         let (session, mut server) = log_in(&start_up(false), async |mut server| {
             server.let_in(&[]).await;
             server
@@ -618,7 +618,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_row_that_is_cut_short_is_not_a_row() {
+    fn a_data_row_with_wrong_lengths_is_refused() {
         assert_eq!(super::row(&row(&["a", "bc"])), Some(vec![Some(b"a".to_vec()), Some(b"bc".to_vec())]));
         assert_eq!(super::row(&[0, 1, 0xff, 0xff, 0xff, 0xff]), Some(vec![None]));
         for bad in [

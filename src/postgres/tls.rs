@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_mode_refuses_exactly_the_certificates_it_should() {
+    async fn each_ssl_mode_accepts_and_refuses_certificates_as_documented() {
         let ours = Authority::new();
         let others = Authority::new();
         let root = ours.file();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_does_not_do_tls_after_all_is_an_error() {
+    async fn a_server_that_answers_the_handshake_without_tls_is_refused() {
         use tokio::io::AsyncWriteExt;
         let (near, mut far) = tokio::io::duplex(64 * 1024);
         far.write_all(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I").await.unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_serve_are_refused_by_name() {
+    fn unusable_certificate_and_key_files_are_refused() {
         let ours = Authority::new();
         let root = ours.file();
         assert!(client_config(&settings(SslMode::Disable, None)).unwrap().is_none());
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_the_one_of_the_signature_or_none() {
+    fn the_channel_binding_hash_is_that_of_the_certificate_signature_or_none() {
         let made = |algorithm| {
             let key = KeyPair::generate_for(algorithm).unwrap();
             CertificateParams::new(vec!["db.example".to_owned()]).unwrap().self_signed(&key).unwrap().der().clone()

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrives_unwatched_is_read_and_what_is_to_come_is_waited_for() {
+    async fn an_unwatched_socket_reads_what_has_arrived_and_is_watched_to_wait() {
         for (mut near, mut far) in pairs().await {
             for round in 0..3_u8 {
                 far.write_all(&[round; 5]).await.unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_unwatched_arrives_however_much_it_is() {
+    async fn an_unwatched_socket_writes_any_number_of_bytes() {
         for (mut near, mut far) in pairs().await {
             near.unwatch();
             near.write_all(b"status").await.unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_seen_unwatched() {
+    async fn an_unwatched_socket_sees_the_end_of_the_connection() {
         for (mut near, mut far) in pairs().await {
             near.unwatch();
             far.shutdown().await.unwrap();

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_any_slicing() {
+    fn messages_are_read_from_slices_of_any_size() {
         let stream = [frame(b'd', b"one"), frame(b'Z', b""), frame(b'd', &[7; 1000])].concat();
         for size in [1, 2, 4, 5, 7, stream.len()] {
             let mut inbox = Inbox::new(2000);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_makes_no_sense_is_an_error() {
+    fn a_message_length_below_four_is_an_error() {
         for length in [3, 0, -1, i32::MIN] {
             let mut inbox = Inbox::new(2000);
             fill(&mut inbox, &[&b"d"[..], &length.to_be_bytes()].concat());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_discarded_takes_no_memory_and_the_next_is_found() {
+    fn a_discarded_message_takes_no_memory_and_the_next_one_is_read() {
         let mut inbox = Inbox::new(2000);
         let stream = [frame(b'd', &vec![1; 3 << 20]), frame(b'c', b"")].concat();
         let mut taken = Vec::new();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_stops_being_read() {
+    fn reading_stops_while_received_messages_are_not_taken() {
         let mut inbox = Inbox::new(2000);
         let small = frame(b'd', &[0; 95]).repeat(30_000);
         let received = fill(&mut inbox, &small);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_large_message_is_given_back() {
+    fn the_memory_of_a_large_message_is_freed_after_small_ones() {
         let mut inbox = Inbox::new(8 << 20);
         fill(&mut inbox, &frame(b'd', &vec![1; 4 << 20]));
         assert_eq!(take(&mut inbox).unwrap().1.len(), 4 << 20);
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic_or_outgrow_its_bound(
+        fn arbitrary_bytes_neither_panic_nor_exceed_the_memory_bound(
             slices in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..64),
         ) {
             let mut inbox = Inbox::new(100);

@@ -253,7 +253,7 @@ mod tests {
     const A: Content<'static> = (Some("a"), "1", "{}");
 
     #[test]
-    fn a_topic_is_read_once_and_what_is_in_it_is_not_published_again() {
+    fn a_tail_is_read_once_and_its_events_are_not_published_again() {
         let mut before = before();
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Unread);
         assert_eq!(before.unread().unwrap().topic(), "t");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_record_counts_whatever_others_have_published_there() {
+    fn only_an_identical_record_counts_as_delivered() {
         let (key, id, value) = A;
         let others: &[Content<'_>] = &[(Some("b"), id, value), (key, "2", value), (key, id, "{ }"), (None, id, value)];
         for content in others {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_or_timeline_and_rows_from_the_table_are_not_looked_at() {
+    fn records_of_another_server_or_timeline_and_table_rows_are_ignored() {
         for origin in ["7:2:", "8:1:", "77:1:", "", "7:1:t", "7:1:0/0:"] {
             let mut tail = before().tail("t");
             let again = with_record((origin, place(200, 0)), A, |record| tail.take(record));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_what_is_published_again_nothing_of_the_same_key_is_skipped() {
+    fn after_an_event_is_published_again_no_later_one_of_its_key_is_skipped() {
         let mut before = before();
         // The tail that was read begins behind the first event.
         let b = (Some("b"), "3", "{}");
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn records_without_a_key_have_no_order_to_keep() {
+    fn a_delivered_event_without_a_key_is_skipped_after_one_published_again() {
         let mut before = before();
         let second = (None, "2", "{}");
         read(&mut before, &[(place(300, 0), second)]);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_between_the_stored_position_and_the_start_is_remembered() {
+    fn only_events_between_the_stored_position_and_the_start_are_remembered() {
         let partial = crate::position::Partial { commit_lsn: Lsn::new(200), index: 2 };
         let stored = Position { partial: Some(partial), ..START };
         let before = DeliveredBefore::new(&[outbox()], ORIGIN, stored, Lsn::new(900)).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_the_topics_have() {
+    fn the_number_of_remembered_events_is_bounded() {
         let mut before = before();
         let mut tail = before.tail("t");
         for number in 0..REMEMBERED_MAX as u64 + 10 {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn without_headers_that_name_the_event_or_after_a_failure_nothing_is_read() {
+    fn no_tail_is_read_without_a_position_header_or_after_a_failure() {
         let mut without = outbox();
         without.route.position_header = None;
         assert!(DeliveredBefore::new(&[without.clone()], ORIGIN, START, Lsn::new(900)).is_none());

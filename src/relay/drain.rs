@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_waits_for_acks_also_of_the_pending_record_up_to_the_deadline() {
+    async fn a_drain_waits_for_acks_of_all_records_until_the_deadline() {
         let (acked, took) = drained(sink(None, false)).await;
         assert_eq!(acked, Ok(true));
         assert!((Duration::from_secs(2)..TIMEOUT).contains(&took), "{took:?}");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_does_not_wait_for_a_failed_producer_and_gives_the_error_of_a_refused_record() {
+    async fn a_drain_ends_at_once_with_a_failed_producer_or_a_refused_record() {
         let (acked, took) = drained(sink(Some(Kind::KafkaUnreachable), false)).await;
         assert_eq!(acked, Ok(false));
         assert!(took < TIMEOUT, "{took:?}");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_signal_ends_the_wait_at_once() {
+    async fn a_second_signal_ends_the_drain_at_once() {
         let (stopper, mut stop) = stop_channel();
         let (mut pipeline, began) = (pipeline(&sink(None, true)), Instant::now());
         let second = async {

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_still_after_the_slot_passed_it_was_set_again() {
+    fn a_row_still_pending_after_the_position_passed_the_first_look_is_requeued() {
         let (mut again, at) = (RequeueDetector::default(), |lsn| Position::at(Lsn::new(lsn)));
         let mut look = |ids: &[&str], lsn, settled| again.looked(rows(ids), Lsn::new(lsn), &at(settled));
         assert_eq!(look(&["a", "b"], 100, 50), []);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_looked_for_a_while_after_its_event_and_once() {
+    fn the_row_of_an_event_is_looked_up_once_at_the_next_look() {
         let (mut kept, row) = (RowsPersist::default(), |id: u8| Some(RowId { outbox: 0, key: vec![id] }));
         assert_eq!(kept.due(row(1)), None);
         assert_eq!(kept.due(row(1)), row(1));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_gone_three_times_in_a_row_are_told_of_once() {
+    fn rows_missing_at_three_looks_in_succession_are_reported_once() {
         let mut kept = RowsPersist::default();
         let mut found = |answers: &[Option<bool>]| answers.iter().filter(|answer| kept.found(0, **answer)).count();
         assert_eq!(found(&[Some(false), Some(false), Some(true), Some(false), None, Some(false)]), 0);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_is_told_once_and_again_after_it_was_left() {
+    fn each_step_of_retained_wal_is_reported_once_until_the_wal_shrinks() {
         let over = |retained| Verdict::Over { retained, max: 100 };
         assert_eq!(
             judged(false, &[50, 51, 60, 101, 102, 60, 101, 10, 51]),

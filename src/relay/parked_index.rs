@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_waits_until_the_last_of_its_events_goes() {
+    fn an_aggregate_is_blocked_until_its_last_parked_event_is_released() {
         let mut parking = ParkedIndex::default();
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.park(waiting(0, 1, Some("a"))).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_from_before_all_that_wait_goes_before_them() {
+    fn a_repeated_event_from_before_all_parked_ones_is_not_blocked() {
         use Via::{Slot, Table};
         let mut parking = ParkedIndex::default();
         let is_blocked = |parking: &ParkedIndex, of: &ParkedRef| parking.is_blocked(0, Some(b"a"), &of.place);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_used_again_is_another_event() {
+    fn a_reused_id_at_another_place_is_another_event() {
         use Via::{Replay, Slot, Table};
         let mut parking = ParkedIndex::default();
         parking.park(at(100, 0, Slot)).unwrap();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_to_the_table_and_there_already_is_one_event() {
+    fn an_event_being_parked_and_already_in_the_table_counts_once() {
         let (mut parking, one) = (ParkedIndex::default(), at(100, 0, Via::Slot));
         let copy = at(700, 0, Via::Table);
         // The table can have a copy that two relays made at once: both go one day.
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_gone_from_the_table_is_released_unless_it_was_on_its_way_there() {
+    fn an_event_missing_from_the_table_is_released_unless_still_being_parked() {
         let mut parking = ParkedIndex::default();
         let [gone, stays, under_way, later] =
             [(1, "a"), (2, "b"), (3, "c"), (4, "a")].map(|(id, key)| waiting(0, id, Some(key)));
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_takes_records_again_does_not_refuse_for_what_is_left_in_the_table() {
+    fn a_topic_that_accepts_again_is_not_refusing_for_events_left_in_the_table() {
         let mut parking = ParkedIndex::default();
         let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
         begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_refuses_does_so_until_it_takes_one_or_none_waits_for_it() {
+    fn a_topic_counts_as_refusing_until_a_record_is_accepted_or_none_is_parked() {
         let mut parking = ParkedIndex::default();
         let refused = |id| ParkedRef { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
         begin(&mut parking, vec![refused(1)], Vec::new());
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_somebody_can_look_through_wait() {
+    fn the_number_of_parked_events_is_limited() {
         let mut parking = ParkedIndex::default();
         let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
         let one = |number| ParkedRef { row: id(number), ..waiting(0, 0, None) };
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acked_event_is_remembered_until_that_is_written_down() {
+    fn an_acked_event_is_remembered_until_the_ack_is_written() {
         let mut memory = RetryMemory::default();
         memory.acked(1, SLOT);
         assert!(memory.is_acked(1, SLOT) && !memory.is_acked(2, SLOT));

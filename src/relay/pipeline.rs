@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_delivered_of_the_open_transaction_is_known_across_connections() {
+    fn delivered_rows_of_an_open_transaction_are_known_after_a_reconnect() {
         let mut begun = OpenTransaction::default();
         begun.begin(Lsn::new(10));
         put(&mut begun, 0, 0, b"a");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_huge_transaction_nothing_is_kept() {
+    fn row_ids_of_a_huge_open_transaction_are_not_kept() {
         let mut begun = OpenTransaction::default();
         begun.begin(Lsn::new(10));
         let id = vec![b'x'; BYTES_MAX / 2];

@@ -240,7 +240,7 @@ mod tests {
     use crate::position::Lsn;
 
     #[test]
-    fn what_was_delivered_before_a_failover_says_nothing_of_the_new_timeline() {
+    fn a_position_delivered_before_a_failover_does_not_count_on_the_new_timeline() {
         let at = |lsn| Position::at(Lsn::new(lsn));
         // P1: the old primary was at 300, the new one branched off at 200: its commits below 300 are new events.
         assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);

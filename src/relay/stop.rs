@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_stop_counts_from_when_it_was_first_asked_for_and_is_never_taken_back() {
+    async fn a_stop_counts_from_the_first_request_and_is_never_withdrawn() {
         let (stopper, signal) = stop_channel();
         stopper.ask(Stop::No);
         assert_eq!((signal.asked(), signal.since()), (Stop::No, None));

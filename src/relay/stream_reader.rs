@@ -381,7 +381,7 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(10);
 
     #[test]
-    fn a_backlog_is_read_twice_a_millisecond_also_of_events_that_were_delivered_before() {
+    fn a_backlog_is_read_twice_a_millisecond_even_if_delivered_before() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         let took = reads(&mut pace, &mut now, 100, SHORT, 50_000, |read| u64::from(read) * 50);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_apart_or_takes_long_is_read_without_a_rest() {
+    fn sparse_messages_and_slow_rows_are_read_without_a_rest() {
         // Rows that take longer than a rest; events now and then; keepalives far apart.
         for (before, bytes, after, events) in [
             (Duration::ZERO, 50_000, 2 * MS, 50),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_that_brings_little_is_not_followed_by_another() {
+    fn a_rest_that_gathers_few_bytes_is_not_followed_by_another() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         // 2,000 events a second, of which some come close together.
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_batch_is_gathered_until_it_is_large_or_old_or_all_there_is() {
+    fn a_read_batch_grows_until_large_or_old_or_all_has_been_read() {
         let start = Instant::now();
         let (mut now, mut pace) = (start, ReadPacer::new(start));
         assert!(!pace.gathers(now, 100), "one row is no backlog");
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_read_batch_is_gathered_on_while_the_walsender_pauses_for_a_moment() {
+    fn a_large_read_batch_grows_through_a_short_pause_of_the_walsender() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         reads(&mut pace, &mut now, BACKLOG, SHORT, 50_000, u64::from);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn keepalives_alone_are_read_together_until_there_is_an_event() {
+    fn keepalives_are_read_in_groups_until_an_event_arrives() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         reads(&mut pace, &mut now, CHATTER, Duration::from_micros(500), 23, |_| 7);
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_outbox_beside_a_busy_table_is_looked_at_twenty_times_a_second() {
+    fn an_idle_outbox_beside_a_busy_table_is_read_twenty_times_a_second() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         let apart = Duration::from_micros(500);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_alarm_rings_when_it_was_set_to_and_not_before() {
+    async fn an_alarm_does_not_fire_before_its_time() {
         let mut alarm = Alarm::new();
         for micros in [0, 1, 200, 900, 3_000] {
             let until = Instant::now() + Duration::from_micros(micros);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_alarm_that_nobody_waited_for_is_forgotten() {
+    async fn an_alarm_set_again_does_not_fire_at_its_earlier_time() {
         let mut alarm = Alarm::new();
         for _ in 0..20 {
             let soon = Instant::now() + Duration::from_micros(100);

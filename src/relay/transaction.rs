@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn one_event_on_an_idle_stream_is_committed_as_soon_as_nothing_follows() {
+    fn an_event_on_an_idle_stream_is_committed_as_soon_as_nothing_follows() {
         let mut transaction = transaction();
         transaction.look(false, false, ms(0));
         assert!(transaction.takes() && !transaction.is_due(true) && transaction.wake_at(false).is_none());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_never_pauses_closes_after_the_interval_and_one_that_is_full_at_once() {
+    fn a_transaction_closes_after_the_interval_or_at_once_when_full() {
         let mut transaction = transaction();
         for at in 1..=9 {
             transaction.enqueued();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_of_postgres_that_stalls_is_not_waited_for_longer_than_the_broker_allows() {
+    fn a_stalled_postgres_transaction_delays_the_commit_by_a_bounded_time() {
         let mut transaction = of(3);
         transaction.look(true, false, ms(0));
         transaction.look(true, false, ms(999));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn without_transactions_none_is_ever_open() {
+    fn no_transaction_is_open_without_exactly_once() {
         let mut none = Transaction::new(None);
         none.enqueued();
         none.look(false, false, ms(200));

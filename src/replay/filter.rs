@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stay_texts() {
+    fn values_that_contain_sql_are_quoted() {
         let values = ["a".to_owned(), "' or true".to_owned(), "\\'); drop table outbox".to_owned()];
         assert_eq!(one_of("\"id\"", &values).unwrap(), "\"id\" in ('a', ''' or true',  E'\\\\''); drop table outbox')");
         assert_eq!(one_of("\"id\"", &["\0".to_owned()]).unwrap_err().kind(), Kind::Config);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_statement_or_hides_its_rest_is_no_condition() {
+    fn a_condition_with_a_semicolon_a_comment_or_nul_is_refused() {
         for sql in ["true; drop table outbox", "true -- all", "true /* all */", "a = '\0'"] {
             let error = plain(sql).unwrap_err();
             assert!(error.kind() == Kind::Config && error.cause().starts_with("--where"), "{error}");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_that_of_the_tables_time() {
+    fn a_time_range_uses_the_time_column_of_the_table() {
         let facts = |time: Option<&str>| TableFacts {
             oid: 1,
             name: "public.outbox".parse().unwrap(),

@@ -121,7 +121,7 @@ mod tests {
     use crate::position::Lsn;
 
     #[test]
-    fn a_dead_letter_is_the_record_and_why_it_is_one() {
+    fn a_dead_letter_is_the_record_with_headers_that_name_the_reason() {
         let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"7"))];
         let record = Record {
             topic: "orders",
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_the_same_record() {
+    fn an_owned_copy_equals_its_record() {
         let headers: &[(&str, Option<&[u8]>)] = &[("a", Some(b"1")), ("b", None)];
         let record =
             Record { topic: "t", key: Some(b""), value: None, headers, partition: Some(3), timestamp_ms: Some(4) };

@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_what_debezium_makes_of_the_row() {
+    fn the_default_record_equals_that_of_debezium() {
         let mut routes = Routes::new(|_| {});
         for _ in 0..2 {
             let (topic, key, value, headers) = routes.route(&ROW).unwrap();
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_no_key_and_no_value_and_empty_is_both() {
+    fn null_makes_no_key_and_no_value_and_empty_text_makes_empty_ones() {
         for text in [None, Some("")] {
             let mut row = with(2, text);
             row[4] = text;
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn aggregate_types_are_kept_apart() {
+    fn each_aggregate_type_has_its_own_topic() {
         let mut routes = Routes::new(|_| {});
         for _ in 0..2 {
             for name in ["order", "Order", "", "customer"] {
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn topic_key_and_headers_are_what_their_templates_say() {
+    fn topic_key_and_headers_follow_their_templates() {
         let mut routes = Routes::new(|route| {
             route.topic = template("{type|lower}-out-{tenant|default('none')}");
             route.key = Some(template("{aggregatetype}/{aggregateid}"));
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_makes_no_topic_is_an_error_that_names_the_row_and_shows_nothing_raw() {
+    fn a_type_that_makes_no_topic_is_an_error_with_the_row_id_in_escaped_text() {
         let hostile = format!("a\n\x1b[2J{}", "x".repeat(100_000));
         let mut row: Vec<Option<&str>> = ROW.to_vec();
         (row[0], row[1]) = (Some("7\x01"), Some(hostile.as_str()));
@@ -669,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_route_needs_and_does_not_get_is_named() {
+    fn a_route_error_names_the_column_and_its_template() {
         let mut routes = Routes::new(|route| route.headers = vec![("n".to_owned(), template("{metadata.n|lower}"))]);
         let error = routes.route(&with(1, None)).unwrap_err();
         let expected =
@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_not_needed_by_the_table_is_named() {
+    fn a_template_column_that_is_not_selected_is_an_error() {
         let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
         let outbox = OutboxConfig { route, ..OutboxConfig::default() };
         assert_eq!(Router::new(&outbox).unwrap_err().column, "nowhere");
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn an_envelope_is_an_object_of_what_was_named_in_its_order() {
+    fn an_envelope_is_a_json_object_of_its_members_in_order() {
         let member = |(name, text): (&str, &str)| (name.to_owned(), template(text));
         let members = [
             ("id", "{id}"),
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bytea_is_the_bytes_that_were_written() {
+    fn a_bytea_payload_is_published_as_its_bytes() {
         let mut routes = Routes::new(|_| {});
         let mut route = |payload: &'static str| {
             let lab = Lab::of_type(17, &routes.outbox, &COLUMNS, &with(4, Some(payload)));
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_says_where_it_is_from_unless_that_is_switched_off() {
+    fn a_record_has_id_and_position_headers_unless_switched_off() {
         let mut routes = Routes::new(|_| {});
         routes.router.set_origin("7412345678901234567", 2);
         let last = |routes: &mut Routes| routes.route(&ROW).unwrap().3.pop();
@@ -774,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_json_object_are_headers_unless_one_of_that_name_is_there() {
+    fn members_of_a_json_object_become_headers_unless_the_name_exists() {
         let mut routes = Routes::new(|route| {
             route.headers = vec![("tenant".into(), template("{type}"))];
             route.headers_from = Some(template("{metadata}"));
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn no_row_has_a_header_that_is_walrelays_own() {
+    fn headers_from_a_row_leave_out_names_reserved_for_walrelay() {
         let mut routes = Routes::new(|route| {
             route.headers_from = Some(template("{metadata}"));
             // What is not there by name is not to be had that way.
@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn what_null_makes_is_not_taken_for_what_that_text_makes() {
+    fn a_topic_remembered_for_null_is_not_used_for_an_equal_text() {
         for null_first in [true, false] {
             let mut routes = Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
             let mut topic = |tenant| routes.route(&with(5, tenant)).unwrap().0;
@@ -840,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_is_what_kafka_takes_and_nothing_else() {
+    fn a_topic_name_that_kafka_does_not_allow_is_refused() {
         for good in ["outbox.event.Order.v2_a-1", "outbox.event.", "...", &"y".repeat(249)] {
             assert_eq!(checked(good.as_bytes()), Ok(good));
         }
@@ -855,7 +855,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_an_illegal_topic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_make_no_invalid_topic_name(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             if let Ok(topic) = checked(&bytes) {
                 prop_assert!((1..=249).contains(&topic.len()) && topic != "." && topic != "..");
                 prop_assert!(topic.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)));
@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_topics_do_not_grow_memory_and_what_is_refused_is_not_kept() {
+    fn the_number_of_remembered_topics_is_bounded_and_refused_ones_are_not_kept() {
         let mut topics = topics();
         for round in 0..2 {
             for number in 0..10_000 {

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_and_a_closed_output_are_told() {
+    async fn a_full_queue_and_a_closed_output_are_reported() {
         let (output, reader) = duplex(1);
         let mut sink = StdoutSink::on(output);
         let mut taken = 0;

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_partitioned_table_must_not_change_their_name() {
+    fn a_change_of_via_root_is_refused_for_a_partitioned_table_only() {
         let before = changed_by(|before| table(before).kind = "p".to_owned());
         let mut now = before.clone();
         publication(&mut now.seen).flags.via_root = true;
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_harmless_passes() {
+    fn harmless_changes_of_the_catalog_are_accepted() {
         let harmless: [Change; 6] = [
             |_| {},
             |now| publication(now).owner = "17".to_owned(),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publication_altered_there_and_back_is_worth_a_line() {
+    fn a_publication_altered_and_altered_back_is_logged_once() {
         let there_and_back = changed_by(|now| publication(now).row_version = "702".to_owned());
         let mut before = fingerprint();
         assert!(notice(&mut before, &there_and_back).unwrap().contains("publication walrelay_orders was altered"));

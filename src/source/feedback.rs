@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_reported_soon_and_not_too_often() {
+    fn progress_is_reported_every_100_ms() {
         let (mut feedback, start) = started();
         assert_eq!(feedback.action(start + ms(30), Lsn::new(5)), Action::Wait(start + ms(100)));
         assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Send { reply_requested: false });
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_goes_out_at_once_and_a_ping_pong_is_slowed_down() {
+    fn a_requested_reply_goes_out_at_once_and_repeated_ones_are_limited() {
         let (mut feedback, start) = started();
         let mut now = start + ms(1000);
         let mut replies = 0;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_server_is_asked_at_half_the_timeout_and_dead_at_the_whole() {
+    fn a_silent_server_is_asked_at_half_the_timeout_and_dead_at_its_end() {
         let (mut feedback, start) = started();
         feedback.sent(start + ms(4000), Lsn::ZERO, false);
         assert_eq!(feedback.action(start + ms(5999), Lsn::ZERO), Action::Wait(start + ms(6000)));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_starts_the_clock_anew() {
+    fn a_message_from_the_server_restarts_the_timeout() {
         let (mut feedback, start) = started();
         feedback.sent(start + ms(6000), Lsn::ZERO, true);
         feedback.heard(start + ms(11_999));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_stood_still_asks_before_it_calls_the_server_dead() {
+    fn a_process_that_stood_still_asks_a_silent_server_before_a_time_out() {
         let (mut feedback, start) = started();
         let woken = start + Duration::from_secs(3600);
         assert_eq!(feedback.action(woken, Lsn::ZERO), Action::Send { reply_requested: true });
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn while_reading_is_stopped_the_server_is_not_dead_and_statuses_go_on() {
+    fn while_reading_is_stopped_statuses_go_out_and_the_server_is_not_dead() {
         let (mut feedback, start) = started();
         feedback.set_reading(false, start);
         let mut now = start;

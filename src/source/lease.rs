@@ -109,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_fnv_1a() {
+    fn the_lease_key_is_the_fnv_1a_hash_of_the_slot_name() {
         assert_eq!(key("").cast_unsigned(), 0x811c_9dc5);
         assert_eq!(key("foobar").cast_unsigned(), 0xbf9c_f968);
     }
 
     #[test]
-    fn a_holder_is_named_as_far_as_the_role_may_see_it() {
+    fn a_lease_holder_is_named_by_what_the_role_may_see() {
         let hidden = Holder { pid: 7, streams: true, application: None, client: None };
         assert_eq!(hidden.to_string(), "backend pid 7, streams");
         let known = Holder { application: Some("walrelay/a".into()), client: Some("10.0.0.1".into()), ..hidden };

@@ -424,14 +424,14 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_stored_delivery_starts_where_the_slot_was_confirmed() {
+    fn without_a_stored_position_delivery_starts_at_the_confirmed_lsn() {
         let start = reconcile(None, &server(1), &slot_at(400), Lsn::new(900), &[], false).unwrap();
         assert_eq!(start.position, at(400));
         assert!(start.notes[0].contains("no position is stored for slot orders"), "{:?}", start.notes);
     }
 
     #[test]
-    fn what_belongs_together_starts_at_the_stored_position_without_a_word_even_when_adopting() {
+    fn a_matching_stored_position_is_the_start_without_notes_even_when_adopting() {
         for position in [at(400), at(700), at(900), partly(700, 700), partly(700, 899)] {
             for adopt in [false, true] {
                 let stored = stored_at(1, position);
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promotion_before_the_position_takes_it_back_and_says_that_events_no_longer_exist() {
+    fn a_promotion_before_the_position_moves_the_start_back_and_notes_lost_events() {
         for (position, clamped) in [(at(700), at(500)), (partly(450, 500), at(450)), (partly(700, 800), at(500))] {
             let stored = stored_at(1, position);
             let start = reconcile(Some(&stored), &server(2), &slot_at(400), Lsn::new(900), &[SWITCH], false).unwrap();
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn the_switch_that_counts_is_the_one_that_left_the_stored_timeline() {
+    fn the_timeline_switch_that_counts_is_the_one_from_the_stored_timeline() {
         let history = [SWITCH, TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(800) }];
         let start = |timeline| {
             let stored = stored_at(timeline, at(700));
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_confirmed_beyond_the_log_is_refused_even_when_adopting() {
+    fn a_slot_confirmed_beyond_the_wal_is_refused_even_when_adopting() {
         for stored in [None, Some(stored_at(1, at(700)))] {
             let error = reconcile(stored.as_ref(), &server(1), &slot_at(901), Lsn::new(900), &[], true).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch);
@@ -524,7 +524,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_start_skips_what_was_not_delivered_or_names_what_does_not_exist(
+        fn no_start_skips_undelivered_events_or_lies_beyond_the_wal(
             position in any_position(),
             (then, timeline) in (1u32..4, 1u32..4),
             (same_server, same_slot, same_publication) in any::<(bool, bool, bool)>(),
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_that_is_added_goes_on_and_is_told_and_one_that_is_gone_is_a_mismatch() {
+    fn an_added_outbox_is_noted_and_a_removed_one_is_a_mismatch() {
         let (now, slot) = (server(1), slot_at(300));
         let added = SlotNow {
             table_oids: vec![12, 99],
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_no_events_any_more_are_a_mismatch_and_more_of_them_are_none() {
+    fn a_removed_message_prefix_is_a_mismatch_and_an_added_one_is_not() {
         let (now, slot) = (server(1), slot_at(300));
         let decide = |prefixes: &[&str], adopt| {
             let message_prefixes = prefixes.iter().map(|prefix| (*prefix).to_owned()).collect();

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_never_taken_for_nothing_stored() {
+    fn an_unreadable_stored_position_is_a_mismatch() {
         for text in ["", "{}", "null", r#"{"position": 7}"#] {
             let error = read("orders", text).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch, "{text}");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_that_was_swallowed_is_not_stored() {
+    fn a_position_is_stored_only_if_exactly_one_row_was_written() {
         assert!(written(1).is_ok());
         for rows in [0, 2] {
             assert!(
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_create_the_table_is_told_the_sql_on_one_line() {
+    fn a_role_that_may_not_create_the_table_gets_the_sql_on_one_line() {
         let error = POSITIONS.refusal("permission denied for database shop", "\"the relay\"");
         let remedy = error.what_to_do().unwrap();
         assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_ready_before_both_ends_are_connected_and_the_loop_has_come_round() {
+    fn a_relay_is_not_ready_before_both_connections_and_its_first_report() {
         let start = Instant::now();
         let health = HealthHandle::new(WITHIN);
         health.health().report(start, false, false);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn with_dead_letters_that_are_refused_it_is_not_ready_until_one_is_taken_or_none_is_left() {
+    fn refused_dead_letters_make_the_relay_unready_until_one_is_accepted_or_none_left() {
         let (health, start) = connected();
         let at = |second| start + Duration::from_secs(second);
         let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_topic_that_refuses_it_is_not_ready_between_tries_nor_during_one() {
+    fn a_refusing_topic_makes_the_relay_unready_between_and_during_attempts() {
         let (health, start) = connected();
         let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
         health.topic_refused(Some("orders".to_owned()));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_relay_that_reports_is_ready_for_ever_and_a_silent_one_is_not() {
+    fn an_idle_relay_that_reports_stays_ready_and_a_silent_one_does_not() {
         let (health, start) = connected();
         for second in (0..3600).step_by(10) {
             let now = start + Duration::from_secs(second);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_with_events_in_flight_and_no_acks_is_stalled_however_lively_it_reports() {
+    fn a_relay_with_events_in_flight_and_no_acks_is_stalled_despite_its_reports() {
         let (health, start) = connected();
         health.health().report(start, true, true);
         for second in 1..=31 {
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_end_a_stop_and_a_halt_each_say_so() {
+    fn a_disconnect_a_stand_by_a_stop_and_a_halt_each_make_the_relay_unready() {
         let (health, now) = connected();
         health.health().report(now, false, false);
         health.connection(Side::Kafka, false);

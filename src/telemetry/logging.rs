@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_value_stays_on_one_line_and_sends_nothing_to_the_terminal() {
+    fn a_logged_value_is_one_line_without_control_characters() {
         let hostile = "a\nERROR forged \u{1b}[31mred\u{7}\0 \u{202e}";
         let text = text_of(|| tracing::info!(topic = hostile, id = %hostile, "cannot route {hostile}"));
         assert_eq!(text.lines().count(), 1, "{text}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_cannot_be_read_says_how_one_looks() {
+    fn an_invalid_log_filter_is_refused_with_the_right_syntax() {
         let error = parse_filter("walrelay=loudly").unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(error.what_to_do().unwrap().contains("target=level"));

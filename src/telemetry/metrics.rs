@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_count_and_labels_have_their_fixed_values() {
+    fn counters_increase_and_labels_have_their_fixed_values() {
         let metrics = full();
         metrics.acked_events.inc_by(7);
         metrics.clone().acked_events.inc_by(1);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn confirmed_lag_and_retained_wal_are_two_things_and_absent_while_unknown() {
+    fn lag_and_retained_wal_are_separate_metrics_and_absent_while_unknown() {
         let unknown = samples(&Metrics::new().encode().unwrap());
         assert!(!unknown.contains_key("walrelay_lag_bytes"));
         assert!(!unknown.contains_key("walrelay_retained_wal_bytes"));

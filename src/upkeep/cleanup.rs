@@ -533,7 +533,7 @@ mod tests {
     use crate::state::{CatchUp, Rows, ServerIdentity};
 
     #[test]
-    fn the_time_of_a_row_is_a_timestamp_that_is_named_or_known() {
+    fn the_time_column_is_the_configured_one_or_a_timestamp_with_a_known_name() {
         let name: TableName = "outbox".parse().unwrap();
         let columns = table(vec![
             Column::of("timestamp", "timestamptz"),
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_itself_decides_then_the_column_then_xmin() {
+    fn published_rows_are_found_by_pending_or_else_the_xid_column_or_else_xmin() {
         let filled = |name, base| Column::of(name, base).with_default("pg_current_xact_id()");
         let mut outbox = OutboxConfig::default();
         let with = table(vec![Column::of("x", "xid8"), filled("y", "xid8"), filled("xid", "xid8")]);
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_from_before_the_slot_are_published_only_by_a_column_with_their_transaction() {
+    fn rows_from_before_the_slot_count_as_published_only_with_an_xid_column() {
         let name: TableName = "outbox".parse().unwrap();
         let condition = |basis: Basis, published: &Published| basis.condition(&name, Some(published));
         let by_xid = condition(Basis::Xid("x\"y".to_owned()), &published()).unwrap();
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_counts_for_its_own_server_and_tables_only() {
+    fn a_stored_position_counts_only_for_its_own_server_and_tables() {
         let here = |system: Option<&str>, timeline, wal_end| Here {
             may_read_control: system.is_some(),
             system_identifier: system.map(str::to_owned),

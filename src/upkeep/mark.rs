@@ -498,7 +498,7 @@ mod tests {
     use std::cell::RefCell;
 
     #[test]
-    fn what_is_sent_together_is_bounded_and_in_order() {
+    fn items_are_divided_in_order_into_groups_of_bounded_size() {
         let lengths = |items: &[usize]| -> Vec<usize> {
             let cut: Vec<_> = together(items, |bytes| *bytes).collect();
             assert_eq!(cut.concat(), items);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_are_sent_in_order_before_the_first_answer_and_the_first_error_counts() {
+    async fn statements_are_sent_in_order_before_any_answer_and_the_first_error_counts() {
         let sent = RefCell::default();
         assert_eq!(pipelined((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(()));
         assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);

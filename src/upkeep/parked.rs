@@ -591,7 +591,7 @@ mod tests {
     use crate::config::layers::{Environment, Flags, Settings};
 
     #[test]
-    fn every_class_is_among_those_there_are() {
+    fn every_kind_of_error_has_a_known_class() {
         for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug]
         {
             assert_eq!(class_of(kind.class()), kind.class());
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_an_outbox_that_is_not_configured_are_named() {
+    fn parked_events_of_an_outbox_that_is_not_configured_are_refused() {
         let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
         let known = left("public.outbox", None, 5);
         all_configured(std::slice::from_ref(&known), &slot, &outboxes).unwrap();
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn events_under_another_key_are_told_apart_and_those_of_before_are_not() {
+    fn parked_events_with_another_key_template_are_refused() {
         let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
         let same = [left("public.outbox", None, 5), left("public.outbox", Some("{aggregateid}"), 5)];
         same_keys(&same, &slot, &outboxes).unwrap();
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_does_not_park_wants_nothing_parked() {
+    fn a_relay_without_park_refuses_parked_events() {
         let slot: SlotName = "shop".parse().unwrap();
         passes_none(0, &slot).unwrap();
         assert!(passes_none(3, &slot).unwrap_err().cause().starts_with("3 events of slot shop are parked"));

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_before_the_sign_is_set_and_nothing_else() {
+    fn the_columns_that_a_mark_assigns_are_found() {
         for (sql, expected) in [
             ("status = 'PUBLISHED', Published_At = now()", vec!["status", "published_at"]),
             ("sent = true", vec!["sent"]),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_waits_is_asked_for_where_its_mark_sets_what_pending_looks_at() {
+    fn a_parked_row_set_to_pending_is_a_request_only_if_its_mark_clears_pending() {
         let asks = |pending: Option<&str>, mark: Option<&str>| {
             let (pending, mark_waiting) = (pending.map(str::to_owned), mark.map(str::to_owned));
             asks_by_pending(&Upkeep { pending, mark_waiting, ..Upkeep::default() })
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_put_in_for_their_names_and_for_nothing_else() {
+    fn placeholders_of_a_mark_are_replaced_and_quoted_text_is_not() {
         let put = |sql| with_values(sql, &[("error", "e.x"), ("attempts", "e.n")]);
         assert_eq!(
             put("last_error = left(:error, 200), n = :attempts::int"),

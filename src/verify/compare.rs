@@ -517,7 +517,7 @@ mod tests {
     const ROWS: &[GivenRow] = &[(0, "t", "1", K, 1), (0, "t", "2", K, 2), (0, "t", "3", K, 3), (0, "t", "4", L, 4)];
 
     #[test]
-    fn every_way_in_which_a_topic_can_differ_is_counted_for_what_it_is() {
+    fn each_kind_of_difference_between_rows_and_records_is_counted() {
         for (what, records, expected) in [
             ("all there", &[("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4")][..], [0; 6]),
             ("other keys come whenever", &[("t", 0, "4"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3")], [0; 6]),
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_order_a_key_or_different_ranks_nothing_is_out_of_order() {
+    fn rows_without_an_order_a_key_or_different_ranks_are_never_out_of_order() {
         let backwards = [("t", 0, "2"), ("t", 0, "1")];
         for (what, rows) in [
             ("an outbox without an order", [(UNORDERED, "t", "1", K, 1), (UNORDERED, "t", "2", K, 2)]),
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn outboxes_that_count_alike_into_one_topic_want_a_record_for_each() {
+    fn equal_ids_of_two_outboxes_in_one_topic_need_a_record_each() {
         let rows = [(0, "t", "1", K, 1), (1, "t", "1", L, 1)];
         for (records, expected) in [(1, [1, 0]), (2, [0, 0]), (3, [0, 1])] {
             let records = vec![("t", 0, "1"); records];
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_shrinks_with_every_record_and_once_for_each_row() {
+    fn the_number_of_owed_records_falls_once_for_each_row() {
         let owed = |records: &[GivenRecord]| compared(ROWS, records).owed("t");
         assert_eq!(owed(&[]), 4);
         assert_eq!(owed(&[("t", 0, "1"), ("t", 0, "1"), ("t", 0, "~1"), ("t", 0, "7")]), 3);
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_are_named_limited_and_the_earliest_first() {
+    fn examples_are_limited_in_number_and_the_earliest_come_first() {
         let rows: Vec<GivenRow> =
             vec![(0, "t", "5", K, 5), (0, "t", "1", K, 1), (0, "t", "3", L, 3), (0, "t", "2", K, 2)];
         let mut comparison = compared(&rows, &[("t", 2, "7"), ("t", 2, "")]);
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_has_its_own_counts_and_strays_count_with_the_first() {
+    fn each_outbox_and_topic_has_its_counts_and_strays_count_with_the_first() {
         let rows = [(1, "t", "1", K, 1), (0, "t", "2", K, 1), (0, "u", "3", K, 2)];
         let found = compared(&rows, &[("t", 0, "1"), ("t", 0, "9"), ("u", 0, "3")]).findings();
         let flows: Vec<_> = found
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_the_bytes_it_was_made_of() {
+    fn an_id_keeps_the_bytes_of_its_text() {
         for text in [
             "6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11",
             "00000000-0000-0000-0000-000000000000",
@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn uuids_and_numbers_take_no_memory_of_their_own() {
+    fn uuids_and_numbers_are_stored_without_an_allocation() {
         assert!(matches!(Name::of(b"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11"), Name::Uuid(_)));
         assert!(matches!(Name::of(b"42"), Name::Number(42)));
         assert_eq!(size_of::<Name>(), 24);

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gave_up_waiting_is_told_for_whom_and_what_to_do() {
+    fn a_setup_step_that_times_out_names_its_blocker_and_the_timeout_flag() {
         let step = Step {
             object: Object::Slot,
             doing: "creating slot orders".to_owned(),

@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polls_needs_a_table_and_nothing_else() {
+    fn polling_needs_a_writable_server_and_a_table_but_no_slot_or_publication() {
         let mut bare = without_table();
         bare.server.wal_level = "replica".into();
         bare.server.may_replicate = false;
@@ -727,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_to_tables_comes_before_publication_and_slot() {
+    fn steps_for_tables_precede_those_for_publication_and_slot() {
         let mut plan = planned(true, &without_table()).unwrap();
         for object in [Object::Column, Object::Index] {
             let step = Step { object, doing: String::new(), done: String::new(), sql: String::new() };
@@ -739,7 +739,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_made_anew_is_added_to_the_publication_it_was_dropped_from() {
+    fn a_recreated_table_is_added_to_its_now_empty_publication() {
         let empty = fitting_publication().of(&[]);
         let gone = Found { publication: Some(empty.clone()), ..without_table() };
         let plan = planned(true, &gone).unwrap();
@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_cannot_be_created_comes_with_the_sql_that_allows_it() {
+    fn a_missing_right_or_schema_for_a_table_is_refused_with_the_sql_remedy() {
         let mut bare = without_table();
         for (may_create_in_schema, may_create, kind, cause, remedy) in [
             (
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_fit_are_left_alone() {
+    fn a_suitable_table_publication_and_slot_need_no_step() {
         let set = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
         for other_than_inserts in [false, true] {
             let publication = Some(Publication { other_than_inserts, ..fitting_publication() });
@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_made_for_failover_where_the_server_can() {
+    fn a_slot_is_created_with_failover_from_postgres_17_on() {
         let mut newer = found();
         newer.server.version_num = 17_00_00;
         let sql = |found: &Found| planned(false, found).unwrap().steps.last().unwrap().sql.clone();
@@ -815,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_or_role_that_cannot_is_refused_with_everything_that_is_wrong() {
+    fn an_unsuitable_server_and_role_are_refused_with_all_faults_at_once() {
         let mut bad = found();
         bad.server.wal_level = "replica".into();
         bad.server.may_replicate = false;
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
+    fn an_unsuitable_publication_is_refused_with_the_sql_remedy() {
         let fitting = fitting_publication;
         let set_table = r#"alter publication "walrelay_orders" set table "public"."outbox";"#;
         let set_publish = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
@@ -858,7 +858,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partitioned_table_is_published_as_its_root() {
+    fn a_partitioned_table_needs_publish_via_partition_root() {
         let mut partitioned = Found { publication: Some(fitting_publication()), ..found() };
         partitioned.outboxes[0].table.as_mut().unwrap().kind = "p".into();
         assert!(
@@ -873,7 +873,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_without_its_publication_is_not_given_a_new_one() {
+    fn a_slot_whose_publication_is_missing_is_refused_with_a_remedy() {
         let error = planned(false, &Found { slot: Some(fitting_slot()), ..found() }).unwrap_err();
         assert_eq!(error.kind(), Kind::Publication);
         let remedy = error.what_to_do().unwrap();
@@ -887,7 +887,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_no_relay_can_stream_is_refused() {
+    fn a_slot_of_another_plugin_is_refused() {
         let slot = Slot { plugin: Some("wal2json".into()), ..fitting_slot() };
         let found = Found { publication: Some(fitting_publication()), slot: Some(slot), ..found() };
         let error = planned(false, &found).unwrap_err();
@@ -895,7 +895,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_does_not_fit_is_refused() {
+    fn an_unsuitable_or_missing_table_is_refused() {
         let with = |change: fn(&mut Table)| {
             let mut found = found();
             change(found.outboxes[0].table.as_mut().unwrap());
@@ -948,7 +948,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_slot_would_need_is_a_warning_and_what_polling_needs_an_obstacle() {
+    fn a_missing_order_or_xid_column_warns_if_streamed_and_is_refused_if_polled() {
         let mut outbox = OutboxConfig::default();
         let counts = |plan: &Plan| (plan.warnings.len(), plan.obstacles.len());
         for (order, xid, adds_column, missing) in

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_one_that_is_free() {
+    fn the_xid_column_is_an_existing_xid8_column_or_has_an_unused_name() {
         let name: TableName = "sales.outbox".parse().unwrap();
         let now = Some("pg_current_xact_id()");
         for (columns, expected) in [
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_comes_before_its_default_and_the_index_is_no_transaction() {
+    fn the_column_is_added_before_its_default_and_the_index_concurrently() {
         let name: TableName = "sales.outbox".parse().unwrap();
         let mut plan = Plan::default();
         steps(&mut plan, &name, &table("r", &[]), "xid", &[target("outbox", false, true)]).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_left_alone_and_partitions_have_an_index_each() {
+    fn an_existing_xid_column_is_kept_and_each_partition_gets_an_index() {
         let name: TableName = "sales.outbox".parse().unwrap();
         let there = table("r", &[("tx", "xid8", Some("pg_current_xact_id()"))]);
         let mut plan = Plan::default();

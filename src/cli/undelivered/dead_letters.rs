@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_listed_and_lines_fit_the_terminal() {
+    fn the_oldest_dead_letters_are_listed_in_lines_that_fit_the_terminal() {
         insta::assert_snapshot!(found(false).text(Some(120)), @r"
         age  class      row id                                dead letter  key       topic   outbox         error
         5m   too-large  7\n\u{1b}[2J                          0:9          order-17  -       -              -
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_all_that_is_known_and_no_payload_unasked() {
+    fn details_of_a_dead_letter_leave_out_the_payload_by_default() {
         insta::assert_snapshot!(shown(Some(b"canary"), false).text(120_000), @r"
         row id       7
         stored       1970-01-01T00:01:00.000Z
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_is_asked_for_is_text_or_digits_and_steers_no_terminal() {
+    fn a_requested_payload_is_text_without_control_characters_or_hex() {
         let text = shown(Some(b"{\"a\":\n\x1b[2J1}"), true).text(0);
         assert!(text.ends_with("value\n{\"a\":\n\u{fffd}[2J1}\n"), "{text}");
         assert!(shown(Some(b"\xff\x00"), true).text(0).ends_with("value\nff00\n"));
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_is_sent_and_what_cannot_be() {
+    fn a_retry_plan_lists_what_is_sent_by_topic_and_what_cannot_be_sent() {
         let mut plan = plan(Change::Retry, &["orders", "orders", "users", "", "dead"]);
         assert!(plan.fault().is_none());
         assert_eq!(
@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn what_none_of_can_be_sent_is_an_error_and_can_be_dropped() {
+    fn a_retry_without_any_sendable_dead_letter_is_an_error_and_a_drop_is_not() {
         let error = plan(Change::Retry, &[""]).fault().unwrap();
         assert!(error.kind() == Kind::Event && error.what_to_do().unwrap().contains("walrelay replay --id"), "{error}");
         let mut dropped = plan(Change::Drop, &["", "orders"]);
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_beyond_count_are_counted_together() {
+    fn topics_beyond_the_limit_are_counted_together() {
         let names: Vec<String> = (0..TOPICS_MAX + 7).map(|topic| format!("t{topic}")).collect();
         let plan = plan(Change::Retry, &names.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!((plan.topics().len(), plan.topics[OTHER_TOPICS]), (TOPICS_MAX, 7));

@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_in_utc_or_as_so_long_ago() {
+    fn times_are_read_in_utc_or_as_ages() {
         let since = |text: &str| span(text, "", "").unwrap().since_ms;
         for noon in ["2026-03-01 12:00", "2026-03-01T12:00:00Z", "2026-03-01T13:00:00+01:00", "0s"] {
             assert_eq!(since(noon), Some(NOON_MS), "{noon}");
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_and_what_is_no_range_is_refused() {
+    fn an_invalid_time_and_an_empty_range_are_refused() {
         for (since, until, older_than) in [
             ("yesterday", "", ""),
             ("", "5", ""),
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_there_is_not_is_refused_with_those_there_are() {
+    fn an_unknown_class_is_refused_with_a_list_of_the_known_ones() {
         let of = |class: &str| Filters { class: vec!["refused".to_owned(), class.to_owned()], ..Filters::default() };
         let known = ["refused", "too-large"];
         assert!(Filters::default().has_classes(&known).is_ok() && of("too-large").has_classes(&known).is_ok());
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_is_a_line_and_all_is_counted() {
+    fn the_list_has_a_line_for_each_aggregate_and_counts_all_events() {
         insta::assert_snapshot!(found().text(None), @r"
         age  class      row id  state       behind it  attempts  key       topic   outbox         error
         5s   too-large  7       on request  1203       1         order-17  orders  public.outbox  the broker takes no record this large
@@ -718,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_when_an_event_is_tried_next() {
+    fn the_state_of_a_parked_event_names_its_next_attempt() {
         let next = |class, asked: Option<&str>, next_ms| {
             let asked = asked.map(str::to_owned);
             let state = State::Parked { next_try_at: None, asked, behind: 0, next_ms };

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_is_of_aggregates_and_a_drop_of_events() {
+    fn a_retry_counts_aggregates_and_a_drop_counts_events() {
         insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
         To be tried: the first event of 2 aggregates; 1203 events behind them follow after delivery
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_who_does_it_and_when() {
+    fn the_result_names_the_relay_that_carries_out_the_request_and_when() {
         let relay = Holder { pid: 7, streams: true, application: None, client: None };
         assert_eq!(
             plan(Change::Retry, 2).result(Some(&relay)),
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_stay_behind_are_counted() {
+    fn parked_events_that_remain_after_teardown_are_counted() {
         let slot: SlotName = "shop".parse().unwrap();
         let text = |events| ParkedCount { events, oldest_seconds: None }.stay_behind(&slot);
         assert_eq!((text(None), text(Some(0))), (None, None));

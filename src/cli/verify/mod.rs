@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_line_up_and_examples_name_ids_keys_and_places() {
+    fn the_report_aligns_counts_and_names_ids_keys_and_offsets_of_examples() {
         assert!(!report().text(false).contains("id \"8\""));
         insta::assert_snapshot!(report().text(true), @r#"
         outbox         topic     rows  records  missing  duplicated  out of order  unknown  outside  replayed
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_alone_fail_only_where_they_are_not_wanted() {
+    fn duplicates_alone_are_a_failure_only_with_the_flag_no_duplicates() {
         let verdict = |counts: Counts, unroutable, no_duplicates| {
             let report =
                 Report { total: counts, findings: Findings { unroutable, ..Findings::default() }, ..Report::default() };

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_that_may_not_read_is_told_the_grant() {
+    fn a_missing_right_to_read_is_reported_with_the_grant() {
         let name = "\"Shop\".events".parse().unwrap();
         let told = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").what_to_do();
         let remedy = told(Kind::PostgresRefused).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn no_payload_is_read() {
+    fn the_query_for_rows_reads_no_payload() {
         let select = plan(Some("created_at, id")).select().unwrap();
         assert_eq!(
             select,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_goes_where_the_relay_would_take_it_or_is_named() {
+    fn a_row_is_expected_in_the_topic_of_the_router_or_counted_as_unroutable() {
         let plan = plan(Some("id"));
         let outbox = crate::verify::Outbox { name: "o".to_owned(), is_ordered: true };
         let mut comparison = Comparison::new(vec![outbox], 5);

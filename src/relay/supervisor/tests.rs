@@ -168,7 +168,7 @@ fn given_up(on_error: &str, counts: &Counts) -> (u64, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_error_of_a_broker_has_its_consequence_its_exit_code_and_its_remedy() {
+async fn each_broker_error_has_the_expected_disposition_exit_code_and_remedy() {
     let mut seen = 0;
     for (codes, kind, remedy) in rows() {
         let (disposition, exit_code) = (kind.disposition(), kind.exit_code());
@@ -214,7 +214,7 @@ async fn every_error_of_a_broker_has_its_consequence_its_exit_code_and_its_remed
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_table_lists_is_tried_for_as_long_as_it_takes() {
+async fn an_unlisted_broker_error_is_retried_without_end() {
     for on_error in ["stop", "park", "dead-letter", "skip"] {
         let (came, waits) = driven(on_error, (Unknown, At::Delivery), &PLACED).await;
         assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{on_error}: {came:?}");
@@ -222,7 +222,7 @@ async fn what_no_table_lists_is_tried_for_as_long_as_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_without_a_route_ends_the_relay_or_is_given_up_as_was_asked() {
+async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
     let mut row = PLACED;
     row[1] = Value::Null;
     for on_error in ["stop", "park", "dead-letter", "skip"] {
@@ -265,7 +265,7 @@ fn next(kind: Kind) -> Option<Kind> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried_again() {
+async fn each_kind_of_error_ends_the_relay_with_its_exit_code_or_is_retried() {
     let mut seen = Vec::new();
     for kind in std::iter::successors(Some(Kind::Config), |kind| next(*kind)) {
         let mut relay = relay("stop");
@@ -310,7 +310,7 @@ async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
+async fn an_event_with_max_attempts_is_tried_that_often() {
     let columns = [COLUMNS.as_slice(), &["max"]].concat();
     for (max, retries) in [("1", 0), ("0", 0), ("-3", 0), ("2", 1), ("6", 5), ("many", ATTEMPTS)] {
         let mut relay = relay("stop");
@@ -340,11 +340,11 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
 
 /// Takes what is for other topics than that of dead letters, which refuses as often as this says. Notes all it is offered.
 #[derive(Debug)]
-struct NoLetters((usize, RDKafkaErrorCode, At), Vec<(String, String)>, Vec<Delivery>);
+struct RefusesDeadLetters((usize, RDKafkaErrorCode, At), Vec<(String, String)>, Vec<Delivery>);
 
-impl Sink for NoLetters {
+impl Sink for RefusesDeadLetters {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let NoLetters((refusals, code, at), offered, told) = self;
+        let RefusesDeadLetters((refusals, code, at), offered, told) = self;
         let id = record.headers.first().and_then(|(_, id)| *id).unwrap_or_default();
         offered.push((record.topic.to_owned(), String::from_utf8_lossy(id).into_owned()));
         if record.topic == DeliveryConfig::default().dead_letter_topic && *refusals > 0 {
@@ -367,15 +367,15 @@ impl Sink for NoLetters {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_topic_of_dead_letters_refuses_everything_waits_with_growing_pauses_and_nothing_is_counted_twice() {
+async fn a_refusing_dead_letter_topic_delays_all_events_and_none_is_counted_twice() {
     for code in [UnknownTopicOrPartition, TopicAuthorizationFailed] {
         for at in [At::Enqueue, At::Delivery] {
-            no_letters(code, at).await;
+            assert_dead_letters_wait(code, at).await;
         }
     }
 }
 
-async fn no_letters(code: RDKafkaErrorCode, at: At) {
+async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
     let mut relay = relay("dead-letter");
     relay.config.outboxes[0] = crate::event::tests::outbox();
     let retry = &mut relay.config.delivery.retry;
@@ -386,7 +386,7 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
     }
     let refused = || matches!(health.not_ready(), Some(NotReady::DeadLettersRefused(_)));
     let setup = Setup::of(&relay.config);
-    let (mut sink, mut waits, mut letters) = (NoLetters((9, code, at), Vec::new(), Vec::new()), Vec::new(), 0);
+    let (mut sink, mut waits, mut letters) = (RefusesDeadLetters((9, code, at), Vec::new(), Vec::new()), Vec::new(), 0);
     let mut behind = PLACED;
     behind[0] = Value::Text(b"8");
     let mut bad = PLACED;

@@ -126,7 +126,7 @@ mod tests {
     use crate::error::Kind;
 
     #[test]
-    fn the_time_of_going_down_survives_new_causes() {
+    fn a_further_cause_does_not_change_the_time_of_the_disconnect() {
         let tracker = Tracker::new(false);
         tracker.up();
         tracker.down("first".to_owned());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_that_lasts_is_reported_and_not_hidden_by_a_broken_connection() {
+    async fn a_lasting_refusal_is_reported_even_after_a_disconnect() {
         let tracker = Tracker::new(false);
         let refusal = Error::new(Kind::KafkaRefused, "wrong password");
         let passing = async {

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_records_of_a_transaction_those_of_a_denied_topic_say_why_it_failed() {
+    fn purged_records_of_a_denied_topic_fail_with_the_denial() {
         let denied = Denied::default();
         let line = |topic: &str, why: &str| {
             format!(
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_broke_in_use_and_a_slow_commit_are_doubts_and_a_connection_never_made_is_none() {
+    fn a_broken_connection_or_a_slow_commit_is_a_doubt_and_a_failed_connect_is_not() {
         for line in [
             "[thrd:TxnCoordinator]: TxnCoordinator: 127.0.0.1:9092: Disconnected: connection closed by peer (after 7ms in state UP)",
             "[thrd:b:1/1]: b:1/1: 1 request(s) timed out: disconnect (average rtt 1.2ms) (after 60009ms in state UP)",

@@ -319,14 +319,14 @@ mod tests {
     }
 
     #[test]
-    fn whatever_stops_the_relay_has_a_remedy() {
+    fn each_fault_that_stops_the_relay_has_a_remedy() {
         for fault in FAULTS.iter().filter(|fault| fault.kind.halts()) {
             assert!(!fault.remedy.is_empty(), "{} leaves the operator alone", fault.what);
         }
     }
 
     #[test]
-    fn a_partition_that_is_not_there_is_a_topic_that_is_gone_unless_the_record_chose_it() {
+    fn an_unknown_partition_is_a_missing_topic_unless_named_by_the_record() {
         assert_eq!(kind(of_record(UnknownPartition, false)), Kind::TopicRefused);
         assert_eq!(kind(of_record(UnknownPartition, true)), Kind::Record);
         for chosen in [false, true] {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_the_broker_refuses_is_told_from_a_connection_that_broke() {
+    fn a_certificate_refused_by_the_broker_is_no_mere_disconnect() {
         for reason in [
             "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert \
              number 42 (after 2ms in state APIVERSION_QUERY)",

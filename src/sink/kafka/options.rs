@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_promises_do_not_depend_on_properties() {
+    fn properties_do_not_change_the_fixed_options() {
         let options = Options::producer(&config(&[("linger.ms", "20"), ("client.id", "mine")])).unwrap();
         for (name, value) in FIXED {
             assert_eq!(options.client.get(name), Some(*value));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_of_librdkafka_is_always_larger_than_what_may_be_in_flight() {
+    fn the_queue_of_librdkafka_is_larger_than_the_limits_in_flight() {
         for (bytes, events) in [(1, 1), (32 << 20, 100_000), (usize::MAX, usize::MAX)] {
             let config = KafkaConfig { max_in_flight_bytes: bytes, max_in_flight_events: events, ..config(&[]) };
             let options = Options::producer(&config).unwrap();
@@ -249,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn the_size_limit_is_the_brokers_default_or_what_was_given() {
+    fn the_record_size_limit_is_the_default_of_brokers_or_the_given_one() {
         assert_eq!(Options::producer(&config(&[])).unwrap().message_max_bytes, 1_048_588);
         let options = Options::producer(&config(&[("message.max.bytes", "2000")])).unwrap();
         assert_eq!(options.message_max_bytes, 2000);
     }
 
     #[test]
-    fn a_reader_gets_what_it_needs_to_connect_and_nothing_about_producing() {
+    fn a_reader_gets_connection_properties_and_no_producer_properties() {
         let given = [("security.protocol", "ssl"), ("compression.type", "lz4"), ("linger.ms", "9"), ("client.id", "x")];
         let options = Options::reader(&config(&given)).unwrap();
         assert_eq!(options.client.get("security.protocol"), Some("ssl"));
@@ -267,14 +267,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_property_and_missing_brokers_stop_here_too() {
+    fn a_refused_property_or_empty_brokers_is_a_configuration_error() {
         assert_eq!(Options::producer(&config(&[("acks", "1")])).err().unwrap().kind(), Kind::Config);
         let nowhere = KafkaConfig { brokers: " ".to_owned(), properties: BTreeMap::new(), ..config(&[]) };
         assert_eq!(Options::producer(&nowhere).err().unwrap().kind(), Kind::Config);
     }
 
     #[test]
-    fn a_connection_that_checks_no_certificate_is_named() {
+    fn a_property_that_disables_certificate_checks_is_named() {
         assert_eq!(weakened(&config(&[])), Vec::<String>::new());
         let named = weakened(&config(&[("enable.ssl.certificate.verification", "false")]));
         assert_eq!(named, ["enable.ssl.certificate.verification=false"]);

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_partition_is_opened_without_knowing_how_many_there_are() {
+    fn a_given_partition_is_opened_without_a_known_partition_count() {
         let mut lab = Lab::with(6);
         lab.partitioner = KeyPartitioner::default();
         let send = |lab: &mut Lab, ticket, partition| {
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_was_placed_by_another_count_is_waited_for() {
+    fn a_record_placed_by_an_older_partition_count_delays_later_ones() {
         let mut lab = Lab::with(1);
         let first = lab.send(0).expect("the first goes");
         lab.openings.acked(&[first]);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_released_in_order_and_holds_up_no_other_partition() {
+    fn waiting_records_are_released_in_order_and_delay_no_other_partition() {
         let mut lab = Lab::with(2);
         assert!(lab.enqueue(0, 0), "opens one partition");
         assert!(!lab.enqueue(0, 1) && !lab.enqueue(2, 2), "wait for it");
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_an_unknown_topic_opens_its_partitions_one_by_one() {
+    fn records_waiting_for_an_unknown_topic_open_its_partitions_one_by_one() {
         let mut lab = Lab::with(2);
         lab.partitioner = KeyPartitioner::default();
         assert!(lab.enqueue(0, 0));
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overtakes_what_a_full_queue_held_up() {
+    fn no_record_overtakes_those_delayed_by_a_full_queue() {
         let mut lab = Lab::with(1);
         lab.enqueue(0, 0);
         assert!((1..4).all(|ticket| !lab.enqueue(0, ticket)));
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_hash_as_javas_do() {
+    fn keys_have_the_murmur2_hash_of_the_java_client() {
         // The vectors of Kafka's own UtilsTest.testMurmur2, and the empty key.
         let vectors: [(&[u8], i32); 7] = [
             (b"21", -973_932_308),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_a_promise_is_refused_with_its_name_and_the_reason() {
+    fn a_property_that_would_break_a_guarantee_is_refused_with_the_reason() {
         let names = REFUSED.iter().flat_map(|(names, _)| names.iter().copied());
         for name in names.chain(["test.mock.num.brokers", "internal.termination.signal", "dr_cb", "dr_msg_cb"]) {
             let error = check(name, "1").unwrap_err();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_secured_cluster_needs_is_accepted() {
+    fn properties_of_a_secured_cluster_are_accepted() {
         let properties = [
             ("security.protocol", "sasl_ssl"),
             ("sasl.mechanism", "SCRAM-SHA-512"),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_or_an_invalid_value_is_named_and_the_value_is_not() {
+    fn an_unknown_or_invalid_property_is_named_without_its_value() {
         let unknown = check("sasl.pasword", "canary-secret").unwrap_err();
         assert!(unknown.cause().contains("sasl.pasword"), "{unknown}");
         let invalid = check("security.protocol", "canary-secret").unwrap_err();
@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_off_or_rare() {
+    fn a_short_statistics_interval_is_refused() {
         assert!(check("statistics.interval.ms", "1000").is_err());
         assert_eq!(check("statistics.interval.ms", "5000"), Ok(()));
     }
 
     #[test]
-    fn the_value_of_a_secret_property_is_taken_out_wherever_it_stands() {
+    fn values_of_secret_properties_are_removed_from_texts() {
         let properties = BTreeMap::from([
             ("sasl.password".to_owned(), Secret::new("hunter22")),
             ("ssl.key.pem".to_owned(), Secret::new("-----BEGIN\nMIIEabcd\n-----END")),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_opened_or_is_not_used_is_let_pass() {
+    fn files_that_can_be_opened_or_are_not_used_are_accepted() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let directory = tempfile::tempdir().unwrap();
         for path in [file.path(), directory.path()] {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_given_where_its_path_belongs_is_not_shown() {
+    fn a_private_key_in_place_of_its_path_is_not_shown() {
         let key = "-----BEGIN PRIVATE KEY-----\ncanary\n-----END PRIVATE KEY-----";
         let error = checked_files(&[("security.protocol", "ssl"), ("ssl.key.location", key)]).unwrap_err();
         assert!(!format!("{error:?}").contains("canary"), "{error:?}");

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_done_when_the_older_half_of_a_window_has_nothing_that_is_looked_for() {
+    fn a_partition_is_done_when_the_older_half_of_a_window_has_no_match() {
         for (oldest, enough) in [(None, true), (Some(9_500), true), (Some(9_499), false), (Some(9_000), false)] {
             let mut one = [partition(0, 0, 10_000)];
             look_back(&mut one, 1_000, 50_000);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn each_window_ends_where_the_last_began_until_one_was_enough_or_the_beginning_is_reached() {
+    fn each_window_ends_where_the_previous_one_began_until_a_partition_is_done() {
         let mut all = [partition(0, 0, 10_000), partition(1, 9_500, 10_000), partition(2, 7, 7)];
         assert_eq!(look_back(&mut all, 1_000, 50_000), Some(1_500));
         assert_eq!(windows(&all), [(9_000, 10_000), (9_500, 10_000), (7, 7)]);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn all_partitions_together_stay_below_the_bound() {
+    fn the_number_of_records_read_from_all_partitions_is_bounded() {
         let mut all: Vec<_> = (0..1_000).map(|id| partition(id, 0, 1_000_000)).collect();
         let (mut left, mut window) = (RECORDS_MAX, WINDOW);
         while let Some(looked_at) = look_back(&mut all, window, left) {

@@ -92,14 +92,14 @@ fn assert_faults(kind: Kind, rows: &[(Change, &str, &str)]) {
 }
 
 #[test]
-fn what_is_fit_passes_with_the_one_choice_that_is_always_to_be_known() {
+fn a_suitable_server_passes_with_one_warning_about_the_wal_limit_of_the_slot() {
     let warnings = judged(&fit()).unwrap();
     assert_eq!(warnings, ["slot orders is lost, and events with it, once it is 4096 MB of WAL behind"]);
     assert_eq!(judged(&fit().with_slot()).unwrap(), warnings, "a slot that is to be made");
 }
 
 #[test]
-fn a_server_that_cannot_serve_a_logical_slot_is_unfit() {
+fn an_old_server_a_low_wal_level_and_a_role_without_replication_are_refused() {
     assert_faults(
         Kind::PostgresUnfit,
         &[
@@ -129,7 +129,7 @@ fn a_server_that_cannot_serve_a_logical_slot_is_unfit() {
 }
 
 #[test]
-fn a_server_in_recovery_is_waited_for_even_if_nothing_else_is_right_yet() {
+fn a_server_in_recovery_is_waited_for_despite_all_other_faults() {
     let mut facts = fit();
     facts.server.in_recovery = true;
     facts.server.wal_level = "replica".to_owned();
@@ -138,7 +138,7 @@ fn a_server_in_recovery_is_waited_for_even_if_nothing_else_is_right_yet() {
 }
 
 #[test]
-fn a_slot_that_cannot_be_read_says_why() {
+fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
     assert_faults(
         Kind::SlotUnusable,
         &[
@@ -189,7 +189,7 @@ fn a_slot_that_cannot_be_read_says_why() {
 }
 
 #[test]
-fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
+fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
     assert_faults(
         Kind::Publication,
         &[
@@ -245,7 +245,7 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
 }
 
 #[test]
-fn a_table_that_cannot_be_streamed_as_it_is_says_what_is_wrong_with_it() {
+fn a_table_that_cannot_be_streamed_is_refused_with_a_remedy() {
     assert_faults(
         Kind::Publication,
         &[
@@ -294,7 +294,7 @@ fn a_table_that_cannot_be_streamed_as_it_is_says_what_is_wrong_with_it() {
 }
 
 #[test]
-fn a_table_that_cannot_be_streamed_is_told_before_the_slot_that_is_missing() {
+fn a_table_that_cannot_be_streamed_is_reported_before_a_missing_slot() {
     let changes: [Change; 3] = [
         |facts| table_of(facts).kind = "v".to_owned(),
         |facts| table_of(facts).persistence = "u".to_owned(),
@@ -308,7 +308,7 @@ fn a_table_that_cannot_be_streamed_is_told_before_the_slot_that_is_missing() {
 }
 
 #[test]
-fn a_table_that_a_crash_empties_is_named() {
+fn an_unlogged_table_is_named() {
     let mut facts = fit();
     let outbox = outbox();
     let named = |facts: &Facts| facts.unlogged(outbox.source.table().into_iter()).count();
@@ -318,7 +318,7 @@ fn a_table_that_a_crash_empties_is_named() {
 }
 
 #[test]
-fn what_only_looks_like_a_fault_passes() {
+fn settings_that_only_look_like_faults_are_accepted() {
     let rows: &[Change] = &[
         // Another session streams from the slot: the server decides.
         |facts| slot_of(facts).active_pid = Some(77),
@@ -356,7 +356,7 @@ fn what_only_looks_like_a_fault_passes() {
 }
 
 #[test]
-fn what_can_still_go_wrong_is_said_in_a_sentence() {
+fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
     let rows: &[(Change, &str)] = &[
         (|facts| facts.server.max_slot_wal_keep_mb = Some(-1), "until the disk is full"),
         (|facts| slot_of(facts).safe_wal_size = Some(3 << 20), "4096 MB of WAL behind; 3 MB are left"),
@@ -400,7 +400,7 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
 }
 
 #[test]
-fn what_setup_would_make_is_no_fault_and_everything_else_is() {
+fn a_missing_slot_and_publication_are_no_fault_before_setup_and_others_are() {
     let bare = |change: Change| {
         let mut facts = fit();
         facts.slot = None;
@@ -417,7 +417,7 @@ fn what_setup_would_make_is_no_fault_and_everything_else_is() {
 }
 
 #[test]
-fn a_column_that_is_gone_does_not_keep_the_backlog_back_and_whatever_else_is_wrong_does() {
+fn a_missing_column_does_not_delay_the_backlog_and_other_faults_do() {
     let backlog = |facts: &Facts| judge_backlog(facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()]);
     assert_eq!(backlog(&fit()).unwrap().1, None);
 
@@ -436,7 +436,7 @@ fn a_column_that_is_gone_does_not_keep_the_backlog_back_and_whatever_else_is_wro
 }
 
 #[test]
-fn a_table_that_joins_another_outbox_of_the_slot_is_to_be_added_to_the_publication() {
+fn the_remedy_for_a_second_outbox_adds_its_table_to_the_publication() {
     let mut facts = fit();
     let added =
         Catalog { members: Vec::new(), other_tables: vec!["public.outbox".to_owned()], ..facts.catalogs[0].clone() };

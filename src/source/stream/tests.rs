@@ -155,7 +155,7 @@ async fn changes_keepalives_notices_and_the_end_come_in_order() {
 }
 
 #[tokio::test]
-async fn nothing_is_confirmed_that_was_not_received_and_nothing_is_taken_back() {
+async fn the_confirmed_lsn_never_exceeds_the_received_one_and_never_decreases() {
     let (mut stream, mut server) = started().await;
     stream.queue_status(told(900, 900));
     stream.flush_output().await.unwrap();
@@ -172,7 +172,7 @@ async fn nothing_is_confirmed_that_was_not_received_and_nothing_is_taken_back() 
 }
 
 #[tokio::test]
-async fn a_status_that_waits_is_replaced_and_one_under_way_is_finished() {
+async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
     let (client, mut server) = pipe();
     let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
     let (stream, ()) = tokio::join!(WalStream::start(session, "p", 1000), async {
@@ -229,7 +229,7 @@ async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
 }
 
 #[tokio::test]
-async fn what_a_hostile_server_sends_ends_in_an_error() {
+async fn invalid_messages_from_the_server_are_errors() {
     for (bytes, kind) in [
         (message(b'd', b"x"), Kind::PostgresUnreachable),
         (message(b'd', b""), Kind::PostgresUnreachable),
@@ -272,7 +272,7 @@ async fn a_server_that_ignores_a_setting_is_refused() {
 }
 
 #[tokio::test]
-async fn both_sides_make_progress_in_one_wait() {
+async fn reading_and_writing_make_progress_in_the_same_wait() {
     let (mut stream, mut server) = started().await;
     stream.queue_status(told(0, 0));
     let io = stream.ready_io(true).await.unwrap();
@@ -290,7 +290,7 @@ async fn both_sides_make_progress_in_one_wait() {
 }
 
 #[tokio::test]
-async fn a_full_pipe_holds_up_neither_reading_nor_what_is_confirmed_last() {
+async fn a_full_pipe_delays_neither_reading_nor_the_last_confirmation() {
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(1 << 20, b"")).await;
     stream.fill().await.unwrap();
@@ -322,7 +322,7 @@ async fn a_full_pipe_holds_up_neither_reading_nor_what_is_confirmed_last() {
 }
 
 #[tokio::test]
-async fn a_failed_write_is_told_after_what_the_server_said_before() {
+async fn a_failed_write_is_reported_after_the_last_message_of_the_server() {
     let (mut stream, mut server) = started().await;
     server.send(b'E', &report("57P01", "going down")).await;
     drop(server);
@@ -339,7 +339,7 @@ async fn a_failed_write_is_told_after_what_the_server_said_before() {
 }
 
 #[tokio::test]
-async fn finishing_confirms_first_and_waits_for_the_servers_end() {
+async fn finishing_a_stream_confirms_first_and_waits_for_the_end_by_the_server() {
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(50, b"")).await;
     stream.fill().await.unwrap();
@@ -363,7 +363,7 @@ async fn finishing_confirms_first_and_waits_for_the_servers_end() {
 }
 
 #[tokio::test]
-async fn a_server_that_shuts_down_ends_the_stream_and_is_told_nothing_more() {
+async fn a_server_shutdown_ends_the_stream_and_no_further_status_is_sent() {
     for news in [false, true] {
         let (mut stream, mut server) = started().await;
         server.send(b'd', &change(50, b"")).await;
@@ -381,7 +381,7 @@ async fn a_server_that_shuts_down_ends_the_stream_and_is_told_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_is_not_let_go_of_does_not_undo_what_was_confirmed() {
+async fn finishing_a_stream_succeeds_even_if_the_server_does_not_release_the_slot() {
     let (stream, mut server) = started().await;
     let begun = Instant::now();
     let play = async {
@@ -396,7 +396,7 @@ async fn a_slot_that_is_not_let_go_of_does_not_undo_what_was_confirmed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn finishing_does_not_outlast_its_deadline() {
+async fn finishing_a_stream_fails_at_its_deadline() {
     let (stream, _server) = started().await;
     let begun = Instant::now();
     let error = stream.finish(told(0, 0), begun + Duration::from_secs(5)).await.unwrap_err();
@@ -441,7 +441,7 @@ fn a_status_update_is_laid_out_as_documented() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn arbitrary_bytes_in_messages_of_the_stream_never_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
         let _ = copy_data(&body);
         let _ = lsn_of(&body);
         let _ = notice(&body);
