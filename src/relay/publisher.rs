@@ -72,6 +72,8 @@ pub struct Counts {
     pub decoded: u64,
     /// Events assembled that were not delivered before.
     pub assembled: u64,
+    /// Events that have a record: topic, key, headers and value.
+    pub routed: u64,
     /// Records enqueued.
     pub enqueued: u64,
     /// Records acked.
@@ -330,6 +332,7 @@ impl<S: Sink> Publisher<S> {
             None => Err(no_such_outbox()),
             Some(router) => match router.route(event) {
                 Ok(routed) => {
+                    self.counts.routed += 1;
                     if let Some(header) = routed.left_out() {
                         warn_of_left_out(event, header, &self.setup);
                     }

@@ -235,7 +235,7 @@ pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Count
     let metrics = &telemetry.metrics;
     metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
     metrics.assembled_events.inc_by(counts.assembled - before.assembled);
-    metrics.routed_events.inc_by(counts.assembled - before.assembled);
+    metrics.routed_events.inc_by(counts.routed - before.routed);
     metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
     metrics.acked_events.inc_by(counts.acked - before.acked);
     metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);

@@ -237,6 +237,21 @@ async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn only_an_event_with_a_record_is_counted_as_routed() {
+    let mut without_topic = PLACED;
+    without_topic[1] = Value::Null;
+    for (row, routed) in [(PLACED, 1), (without_topic, 0)] {
+        let (Came::WentOn(counts), _) = driven("skip", (MessageSizeTooLarge, At::Delivery), &row).await else {
+            panic!()
+        };
+        let telemetry = Telemetry::new(Duration::from_secs(60));
+        report_counts(&telemetry, counts, Counts::default());
+        let metrics = &telemetry.metrics;
+        assert_eq!((metrics.assembled_events.get(), metrics.routed_events.get()), (1, routed));
+    }
+}
+
 /// The one behind it, so that all of them are looked at; no arm for all others, so that none is forgotten.
 fn next(kind: Kind) -> Option<Kind> {
     Some(match kind {
