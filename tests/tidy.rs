@@ -197,7 +197,8 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
         .filter_map(|line| line.strip_prefix("//! - **P")?.split_once(", "))
         .map(|(number, _)| number)
         .collect();
-    assert_eq!(promises, (1..=14).map(|number| number.to_string()).collect::<Vec<_>>());
+    assert!(!promises.is_empty(), "no promises in src/lib.rs");
+    assert_eq!(promises, (1..=promises.len()).map(|number| number.to_string()).collect::<Vec<_>>());
 
     let is_a_list = |path: &str| ["tests/main.rs", "tests/tidy.rs"].contains(&path);
     let mut shown = BTreeSet::new();
@@ -215,8 +216,8 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
         }
     }
     none("live tests that name neither a promise nor a page of docs", wrong);
-    let unshown = promises.into_iter().filter(|promise| !shown.contains(*promise));
-    none("promises without a live test", unshown.map(str::to_owned).collect());
+    let unshown = promises.iter().filter(|promise| !shown.contains(**promise));
+    none("promises without a live test", unshown.map(|promise| (*promise).to_owned()).collect());
 
     // Whoever reads "(X7)" has to be able to look it up, and there is no other list than that of the promises.
     let is_citation = |word: &str| {
@@ -225,9 +226,7 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
             && !characters.as_str().is_empty()
             && characters.all(|character| character.is_ascii_digit())
     };
-    let is_known = |word: &str| {
-        word.trim().strip_prefix('P').and_then(|it| it.parse().ok()).is_some_and(|it| (1..=14).contains(&it))
-    };
+    let is_known = |word: &str| word.trim().strip_prefix('P').is_some_and(|number| promises.contains(&number));
     let mut wrong = Vec::new();
     for file in rust().iter().filter(|file| !is_a_list(&file.path)) {
         for (number, line) in file.lines().filter(|(_, line)| line.contains("//")) {
