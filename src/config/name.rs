@@ -4,6 +4,8 @@ use std::fmt;
 use std::iter::Peekable;
 use std::str::{Chars, FromStr};
 
+use crate::position::Lsn;
+
 /// What a table's name looks like, for an error.
 pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
 /// Postgres cuts identifiers after this many bytes (`NAMEDATALEN` - 1), silently: longer ones are refused here.
@@ -38,6 +40,16 @@ impl SlotName {
     /// Safe to put into a replication command as it is.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// How an operator gives up what commits at `lsn`, so that the slot goes on behind it.
+    ///
+    /// The slot decodes what commits at or behind its position, so that has to be past the start of the commit record.
+    pub(crate) fn give_up(&self, lsn: Lsn) -> String {
+        format!(
+            "stop the relay, select pg_replication_slot_advance('{self}', '{lsn}'::pg_lsn + 1), and start once with \
+             --adopt-slot"
+        )
     }
 }
 

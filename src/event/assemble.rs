@@ -118,6 +118,12 @@ impl Assembler {
         self.base_types = base_types;
     }
 
+    /// The commit LSN of the open transaction.
+    #[inline]
+    pub fn open_transaction(&self) -> Option<Lsn> {
+        self.open.as_ref().map(|open| open.commit_lsn)
+    }
+
     /// The counts of messages that were no events.
     pub fn ignored(&self) -> Ignored {
         self.ignored

@@ -54,17 +54,11 @@ impl Place {
     }
 
     /// How an operator gives up the event's whole transaction, so that `slot` goes on behind it.
-    ///
-    /// The slot decodes what commits at or behind its position, so that has to be past the start of the commit record.
     pub fn give_up(&self, slot: &SlotName) -> String {
         if self.via != Via::Slot {
             return "correct the row in the table, or delete it, and start the relay again".to_owned();
         }
-        format!(
-            "stop the relay, select pg_replication_slot_advance('{slot}', '{}'::pg_lsn + 1), and start once with \
-             --adopt-slot",
-            self.commit_lsn
-        )
+        slot.give_up(self.commit_lsn)
     }
 }
 

@@ -203,6 +203,12 @@ impl<S: Sink> Pipeline<S> {
         self.begun.delivered(position)
     }
 
+    /// The commit LSN of the transaction of Postgres that is under way.
+    #[inline]
+    pub fn open_transaction(&self) -> Option<Lsn> {
+        self.assembler.open_transaction()
+    }
+
     /// Messages seen and passed over, by operation.
     pub fn ignored(&self) -> Ignored {
         self.assembler.ignored()

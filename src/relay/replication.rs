@@ -174,7 +174,7 @@ impl ReplicationLoop<'_> {
             if !self.pipeline.publisher.has_room() {
                 return Ok(());
             }
-            let Some(message) = wal.next()? else { return Ok(()) };
+            let Some(message) = wal.next(self.pipeline.open_transaction())? else { return Ok(()) };
             failpoint::reached("received");
             self.statistics.received_messages += 1;
             match message {

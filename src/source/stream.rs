@@ -143,12 +143,13 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         })
     }
 
-    /// Takes the next message, or `None` until more bytes have arrived. Copies nothing.
+    /// Takes the next message, or `None` until more bytes have arrived. Copies nothing. `open_transaction` is the commit LSN
+    /// of the transaction that the messages before began, for an error's remedy.
     ///
     /// # Errors
     /// What the server reported, a message too large or malformed, or a setting it dropped.
-    pub(crate) fn next(&mut self) -> Result<Option<WalMessage<'_>>> {
-        let Some(frame) = self.take_frame()? else { return Ok(None) };
+    pub(crate) fn next(&mut self, open_transaction: Option<Lsn>) -> Result<Option<WalMessage<'_>>> {
+        let Some(frame) = self.take_frame(open_transaction)? else { return Ok(None) };
         let act = While::Streaming(self.slot.as_str());
         let body = self.inbox.body(&frame);
         let message = match frame.tag {
@@ -318,18 +319,18 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
 
     /// The next message, without what follows the end of the stream: command complete, ready for query.
     /// A walsender that is done because the server shuts down says "command complete" alone.
-    fn take_frame(&mut self) -> Result<Option<Frame>> {
+    fn take_frame(&mut self, open_transaction: Option<Lsn>) -> Result<Option<Frame>> {
         loop {
             match self.inbox.next() {
                 Ok(Some(Frame { tag: b'C' | b'Z', .. })) if self.end >= End::CopyDone => {}
                 Ok(frame) => return Ok(frame),
-                Err(error) => return self.refused(error).map(|()| None),
+                Err(error) => return self.refused(error, open_transaction).map(|()| None),
             }
         }
     }
 
     /// A message that cannot be received, with its LSN; `None` while the LSN is still to arrive.
-    fn refused(&self, error: FrameError) -> Result<()> {
+    fn refused(&self, error: FrameError, open_transaction: Option<Lsn>) -> Result<()> {
         let lsn = match error {
             FrameError::TooLarge { tag: b'd', .. } => match self.inbox.peek(DATA_OVERHEAD_BYTES) {
                 Some(beginning) => lsn_of(beginning),
@@ -337,7 +338,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             },
             FrameError::TooLarge { .. } | FrameError::Length(_) => None,
         };
-        Err(unreceivable(&self.slot, error, lsn))
+        Err(unreceivable(&self.slot, error, lsn, open_transaction))
     }
 
     /// Reads and drops until the server has come as far as `end`. What arrives is of no interest any more, however
@@ -358,7 +359,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
                     self.ready_io(true).await?;
                 }
                 Err(FrameError::TooLarge { frame_bytes, .. }) => self.inbox.discard(frame_bytes),
-                Err(error @ FrameError::Length(_)) => return Err(unreceivable(&self.slot, error, None)),
+                Err(error @ FrameError::Length(_)) => return Err(unreceivable(&self.slot, error, None, None)),
             }
         }
     }
@@ -424,22 +425,29 @@ fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
     frame
 }
 
-/// A message that cannot be received: malformed, or larger than allowed at this LSN.
-fn unreceivable(slot: &SlotName, error: FrameError, lsn: Option<Lsn>) -> Error {
+/// A message that cannot be received: malformed, or larger than allowed at this LSN, perhaps inside of a transaction.
+fn unreceivable(slot: &SlotName, error: FrameError, lsn: Option<Lsn>, open_transaction: Option<Lsn>) -> Error {
     let FrameError::TooLarge { frame_bytes, frame_bytes_max, .. } = error else {
         return fault::protocol(While::Streaming(slot.as_str()), error);
     };
-    let place = lsn.filter(|lsn| !lsn.is_zero()).map(|lsn| format!(" at {lsn}")).unwrap_or_default();
+    let known = lsn.filter(|lsn| !lsn.is_zero());
+    let place = known.map(|lsn| format!(" at {lsn}")).unwrap_or_default();
+    // A change is given up with its transaction. A logical message outside of transactions is decoded by its own LSN.
+    let give_up = lsn.and(open_transaction.or(known)).map(|lsn| slot.give_up(lsn));
+    let remedy = match give_up {
+        Some(give_up) => format!(
+            "raise slot.max_message_bytes; or deliver that row by hand, {give_up}; that gives the whole transaction up. A \
+             CHECK on the payload's octet_length keeps such rows out"
+        ),
+        None => "raise slot.max_message_bytes".to_owned(),
+    };
     Error::new(
         Kind::Event,
         format_args!(
             "slot {slot}: a message{place} has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed"
         ),
     )
-    .remedy(
-        "raise max_message_bytes; or deliver that row by hand and move the slot past its transaction with \
-         pg_replication_slot_advance. A CHECK on the payload's octet_length keeps such rows out",
-    )
+    .remedy(remedy)
 }
 
 fn broken(slot: &SlotName, error: &io::Error) -> Error {

@@ -100,7 +100,7 @@ async fn error_after(bytes: &[u8]) -> Error {
     server.send_raw(bytes).await;
     drop(server);
     loop {
-        match stream.next() {
+        match stream.next(None) {
             Err(error) => return error,
             Ok(Some(_)) => {}
             Ok(None) => {
@@ -136,7 +136,7 @@ async fn changes_keepalives_notices_and_the_end_come_in_order() {
     let read = async {
         let mut seen = Vec::new();
         while seen.len() < 5 {
-            while let Some(message) = stream.next().unwrap() {
+            while let Some(message) = stream.next(None).unwrap() {
                 seen.push(format!("{message:?}"));
             }
             if seen.len() < 5 {
@@ -162,7 +162,7 @@ async fn the_confirmed_lsn_never_exceeds_the_received_one_and_never_decreases() 
     assert_eq!(status(&mut server).await, (0, 0, false));
     server.send(b'd', &change(50, b"")).await;
     stream.fill().await.unwrap();
-    stream.next().unwrap().unwrap();
+    stream.next(None).unwrap().unwrap();
     for (asked, sent) in [(told(50, 40), (50, 40)), (told(50, 30), (50, 40)), (told(900, 900), (50, 50))] {
         stream.queue_status(asked);
         stream.flush_output().await.unwrap();
@@ -181,7 +181,7 @@ async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
         server.send(b'd', &change(50, b"")).await;
     });
     let mut stream = stream.unwrap();
-    while stream.next().unwrap().is_none() {
+    while stream.next(None).unwrap().is_none() {
         stream.fill().await.unwrap();
     }
     stream.queue_status(Status { reply_requested: true, ..told(50, 10) });
@@ -216,11 +216,27 @@ async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
     let error = error_after(&whole[..30]).await;
     assert_eq!(error.kind(), Kind::Event);
     assert!(error.cause().contains("1/AB"), "{error}");
-    assert!(error.what_to_do().unwrap().contains("pg_replication_slot_advance"));
+    for (open_transaction, lsn) in [(None, "1/AB"), (Some(Lsn::new(0x1_0000_00CD)), "1/CD")] {
+        let (mut stream, mut server) = started().await;
+        server.send_raw(&whole[..30]).await;
+        let error = loop {
+            match stream.next(open_transaction) {
+                Err(error) => break error,
+                Ok(message) => assert!(message.is_none() && stream.fill().await.unwrap() > 0),
+            }
+        };
+        let advance = format!(
+            "deliver that row by hand, stop the relay, select pg_replication_slot_advance('orders', '{lsn}'::pg_lsn + 1), \
+             and start once with --adopt-slot;"
+        );
+        assert!(error.what_to_do().unwrap().contains(&advance), "{error:?}");
+    }
+    let notice = error_after(b"N\x7f\xff\xff\xff").await;
+    assert_eq!(notice.what_to_do().as_deref(), Some("raise slot.max_message_bytes"), "no row is to be given up");
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(7, &[0; 1000])).await;
     loop {
-        match stream.next().unwrap() {
+        match stream.next(None).unwrap() {
             Some(WalMessage::Data { body, .. }) => break assert_eq!(body.len(), 1000),
             Some(other) => panic!("{other:?}"),
             None => assert!(stream.fill().await.unwrap() > 0),
@@ -281,7 +297,7 @@ async fn reading_and_writing_make_progress_in_the_same_wait() {
     server.send(b'd', &keepalive(3, 0)).await;
     let io = stream.ready_io(true).await.unwrap();
     assert_eq!(io, Io { received_bytes: 5 + 18, flushed: false });
-    assert!(stream.next().unwrap().is_some());
+    assert!(stream.next(None).unwrap().is_some());
     // With nothing to write and reading stopped, there is nothing to wait for.
     server.send(b'd', &keepalive(4, 0)).await;
     let idle = tokio::time::timeout(Duration::from_millis(20), stream.ready_io(false));
@@ -294,7 +310,7 @@ async fn a_full_pipe_delays_neither_reading_nor_the_last_confirmation() {
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(1 << 20, b"")).await;
     stream.fill().await.unwrap();
-    stream.next().unwrap().unwrap();
+    stream.next(None).unwrap().unwrap();
     // The server reads nothing: 64 KiB fill up, then statuses replace each other.
     let mut confirmed = 0;
     for _ in 0..4000 {
@@ -329,7 +345,7 @@ async fn a_failed_write_is_reported_after_the_last_message_of_the_server() {
     stream.queue_status(told(0, 0));
     assert!(stream.ready_io(true).await.unwrap().received_bytes > 0);
     assert!(!stream.has_output());
-    let error = stream.next().unwrap_err();
+    let error = stream.next(None).unwrap_err();
     assert!(error.cause().contains("57P01"), "{error}");
     assert_eq!(stream.ready_io(true).await.unwrap_err().kind(), Kind::PostgresUnreachable);
     let (mut stream, server) = started().await;
@@ -343,7 +359,7 @@ async fn finishing_a_stream_confirms_first_and_waits_for_the_end_by_the_server()
     let (mut stream, mut server) = started().await;
     server.send(b'd', &change(50, b"")).await;
     stream.fill().await.unwrap();
-    stream.next().unwrap().unwrap();
+    stream.next(None).unwrap().unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     let play = async {
         // Still on its way when the end is asked for.
@@ -369,11 +385,11 @@ async fn a_server_shutdown_ends_the_stream_and_no_further_status_is_sent() {
         server.send(b'd', &change(50, b"")).await;
         server.send(b'C', b"COPY 0\0").await;
         stream.fill().await.unwrap();
-        stream.next().unwrap().unwrap();
+        stream.next(None).unwrap().unwrap();
         stream.queue_status(told(50, 40));
         stream.flush_output().await.unwrap();
         drop(server);
-        assert_eq!(stream.next().unwrap(), Some(WalMessage::CopyDone));
+        assert_eq!(stream.next(None).unwrap(), Some(WalMessage::CopyDone));
         let confirmed = if news { 50 } else { 40 };
         let finished = stream.finish(told(50, confirmed), Instant::now() + Duration::from_secs(5)).await;
         assert_eq!(finished.is_err(), news);
