@@ -66,6 +66,7 @@ Exit codes:
   20  the row cannot be routed: `run` would stop at it";
 
 const READING: &str = "reading a row";
+const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
 /// The search for the newest row of a large table may take long.
 const LIMIT: &str = "set statement_timeout = '10s'";
 
@@ -79,9 +80,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
             let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
             return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
         }
-        if !args.offline {
-            note("note: no database is configured, so nothing was connected to");
-        }
+        note(if args.offline { OFFLINE } else { "note: no database is configured, so nothing was connected to" });
         return print(&effective(&settings, &config));
     }
     let source = &config.source;

@@ -157,8 +157,9 @@ fn config_check_without_select_checks_the_rest() {
 fn config_check_offline_connects_to_nothing() {
     let (seen, toml) = seen(DEBEZIUM, "");
     let nowhere = toml.replace(&seen.world.database_url, "postgres://relay@localhost:1/shop");
-    let (code, said, _) = ends(&seen.check(&nowhere).flag("--offline"));
+    let (code, said, told) = ends(&seen.check(&nowhere).flag("--offline"));
     assert_eq!((code, said.contains("[route]")), (Some(0), true), "{said}");
+    assert!(told.contains("with --offline the database was not looked at") && !said.contains("--offline"), "{told}");
     assert_eq!(ends(&seen.check(&nowhere)).0, Some(10));
     let unsaid = toml.replace("url =", "# url =");
     let (code, said, told) = ends(&seen.check(&unsaid));
