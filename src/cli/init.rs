@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::cli::config::{self, Common, Target, flags};
 use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, warn, write_file};
+use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
 use crate::config::file::Origin;
@@ -12,7 +13,7 @@ use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::source::preflight::{self, judge_version};
-use crate::suggest::{ColumnUse, Known, suggest};
+use crate::suggest::{Known, Suggestion, suggest};
 
 const TABLES: &str = include_str!("../../sql/tables.sql");
 /// The file's name without `--output`.
@@ -33,7 +34,7 @@ pub(crate) struct InitArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub target: Target,
-    /// Print one JSON object: the file, and what became of each column
+    /// Print one JSON object: the file, what became of each column, and warnings
     #[arg(long)]
     pub json: bool,
 }
@@ -45,7 +46,7 @@ Examples:
   walrelay config init --table '\"My Schema\".\"Out Box\"' \\
     --database-url postgres://me@db/shop
 
-The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column. Read it, change what is wrong, then: walrelay setup, config check, run.
+The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column, and a warning of what setup will refuse. Read it, change what is wrong, then: walrelay setup, config check, run.
 
 Exit codes:
   0   the file was made
@@ -75,6 +76,11 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
         }
     };
     fit(&wanted, &found)?;
+    let known = Known {
+        refused: refusal("setup", plan::is_logged(&wanted, &found)),
+        no_xid_column: refusal("setup --add-xid-column", xid_column::wanted(&wanted, &found)),
+        ..known
+    };
     let suggestion = suggest(&wanted, &found.columns, &known)?;
     if let Some(output) = &args.target.output {
         write_file(output, &suggestion.toml, args.target.force)?;
@@ -86,9 +92,15 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
         print(&suggestion.toml)?;
     }
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
-    let has_transaction = found.columns.iter().any(Column::tells_transaction);
-    note(explanation(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
+    let adds_column = known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
+    note(explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column));
     Ok(())
+}
+
+/// What `command` will say of the table, if it refuses the table.
+fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
+    let error = judged.err()?;
+    Some(format!("`walrelay {command}` will refuse the table: {}", plan::with_remedy(&error)))
 }
 
 /// Up to ten tables that may be outboxes, likely ones first.
@@ -108,6 +120,7 @@ fn known(settings: &Settings) -> Result<Known> {
         slot: slot.map(|slot| slot.to_string()),
         publication: text("slot.publication"),
         brokers: text("kafka.brokers"),
+        ..Known::default()
     })
 }
 
@@ -133,17 +146,17 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
     Ok(())
 }
 
-fn explanation(columns: &[ColumnUse], file: Option<&str>, brokers_known: bool, has_transaction: bool) -> String {
+fn explanation(suggestion: &Suggestion, file: Option<&str>, brokers_known: bool, adds_column: bool) -> String {
     let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
-    rows.extend(columns.iter().map(|column_use| {
+    rows.extend(suggestion.columns.iter().map(|column_use| {
         let used_for =
             if column_use.used_for.is_empty() { "not used".to_owned() } else { column_use.used_for.join(", ") };
         [column_use.column.clone(), column_use.type_name.clone(), used_for, column_use.why.clone()]
     }));
     let name = file.unwrap_or(FILE);
-    let (column, made) = match has_transaction {
-        true => ("", "publication and slot; the table stays unchanged"),
-        false => (" --add-xid-column", "publication, slot, and a column that shows which rows are published"),
+    let (column, made) = match adds_column {
+        true => (" --add-xid-column", "publication, slot, and a column that shows which rows are published"),
+        false => ("", "publication and slot; the table stays unchanged"),
     };
     let next = [
         [format!("  walrelay setup --config {name}{column}"), made.to_owned()],
@@ -155,12 +168,42 @@ fn explanation(columns: &[ColumnUse], file: Option<&str>, brokers_known: bool, h
         Some(file) => format!("Written to {file}. Read the file,{set} correct the guesses, then:"),
         None => format!("Save the output as {FILE},{set} correct the guesses, then:"),
     };
-    format!("{}\n\n{first}\n{}", aligned(&rows), aligned(&next))
+    let warnings: String = suggestion.warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
+    format!("{}\n{warnings}\n{first}\n{}", aligned(&rows), aligned(&next))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::catalog::Table;
+    use crate::suggest::ColumnUse;
+
+    #[test]
+    fn what_setup_will_refuse_is_foretold_in_its_words() {
+        let name: TableName = "outbox".parse().unwrap();
+        let table = |persistence: &str, columns: &[(&str, &str)]| {
+            let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+            Table { persistence: persistence.to_owned(), columns, ..Table::default() }
+        };
+        let foretold = |table: &Table| {
+            [
+                refusal("setup", plan::is_logged(&name, table)),
+                refusal("setup --add-xid-column", xid_column::wanted(&name, table)),
+            ]
+        };
+        assert_eq!(foretold(&table("p", &[("xid", "int8"), ("walrelay_xid", "xid8")])), [None, None]);
+        let [unlogged, taken] = foretold(&table("u", &[("xid", "int8"), ("walrelay_xid", "text")]));
+        assert_eq!(
+            unlogged.as_deref(),
+            Some(
+                "`walrelay setup` will refuse the table: table public.outbox is unlogged or temporary: its rows are not in the \
+                 WAL: alter table public.outbox set logged;"
+            )
+        );
+        let start = "`walrelay setup --add-xid-column` will refuse the table: table public.outbox has columns xid and \
+                     walrelay_xid, and neither has the transaction: add a column of type xid8";
+        assert!(taken.as_ref().is_some_and(|taken| taken.starts_with(start)), "{taken:?}");
+    }
 
     #[test]
     fn the_explanation_lists_the_use_of_each_column_and_the_next_commands() {
@@ -175,7 +218,8 @@ mod tests {
             column_use("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
             column_use("status", "text", &[], "what a dispatcher notes down"),
         ];
-        insta::assert_snapshot!(explanation(&columns, None, false, true), @r#"
+        let mut suggestion = Suggestion { toml: String::new(), columns: columns.to_vec(), warnings: Vec::new() };
+        insta::assert_snapshot!(explanation(&suggestion, None, false, false), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
@@ -186,7 +230,9 @@ mod tests {
           walrelay config check --config walrelay.toml  the record of the newest row
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
-        let explained = explanation(&columns, Some("w.toml"), true, false);
+        suggestion.warnings.push("it may not fit".to_owned());
+        let explained = explanation(&suggestion, Some("w.toml"), true, true);
+        assert!(explained.contains("notes down\n\nwarning: it may not fit\nWritten to"), "{explained}");
         assert!(explained.contains("Written to w.toml. Read the file, correct"), "{explained}");
         assert!(
             explained.contains("walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"),

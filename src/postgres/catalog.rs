@@ -232,6 +232,11 @@ impl Column {
         matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
     }
 
+    /// Whether a record's key can be made of it: a key of bytes is Postgres' text of them.
+    pub fn can_be_key(&self) -> bool {
+        self.can_name() || self.form() == Form::Bytea
+    }
+
     /// Whether it has no NULL, by itself or by its domain.
     pub fn is_never_null(&self) -> bool {
         self.not_null || self.base.domain_not_null

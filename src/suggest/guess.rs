@@ -164,6 +164,7 @@ impl<'t> Guesses<'t> {
         let named = |list| self.named(list, Column::can_hold_event).map(|column| (column, BY_NAME.to_owned(), 1));
         let found = named(words::PAYLOAD)
             .or_else(|| self.only(Form::Json, "the only JSON", "the first JSON of several"))
+            .or_else(|| self.only(Form::Xml, "the only XML", "the first XML of several"))
             .or_else(|| self.only(Form::Bytea, "the only bytea", "the first bytea of several"))
             .or_else(|| named(words::PAYLOAD_PERHAPS));
         let (column, why, of) = found.ok_or(Missing::Payload)?;
@@ -176,7 +177,11 @@ impl<'t> Guesses<'t> {
     }
 
     fn only(&self, form: Form, one: &str, of_several: &str) -> Option<(&'t Column, String, usize)> {
-        let fits = |(column, name): &(&Column, &Name)| column.form() == form && !name.is_one_of(words::METADATA);
+        let other = [words::METADATA, words::RECORD_KEY, words::AGGREGATE_ID];
+        let is_other =
+            |name: &Name| name.before(words::ID_ENDS).is_some() || other.iter().any(|list| name.is_one_of(list));
+        let fits =
+            |(column, name): &(&Column, &Name)| column.form() == form && !column.in_primary_key && !is_other(name);
         let mut fitting: Vec<&'t Column> = self.free().filter(fits).map(|(column, _)| column).collect();
         fitting.sort_by_key(|column| !column.is_never_null());
         let first = *fitting.first()?;
@@ -197,8 +202,11 @@ impl<'t> Guesses<'t> {
             .or_else(|| self.free().find(|(column, _)| alone(column)).map(|(column, _)| (column, "unique")))
             .or_else(|| Some((self.named(words::ID, Column::can_name)?, BY_NAME)))
             .or_else(|| {
+                // A part of a key of several columns is not unique.
                 let fits = |column: &Column, name: &Name| {
-                    column.form() == Form::Uuid && column.is_never_null() && !name.is_one_of(words::AGGREGATE_ID)
+                    let is_of_another =
+                        column.in_primary_key || column.references || name.is_one_of(words::AGGREGATE_ID);
+                    column.form() == Form::Uuid && column.is_never_null() && !is_of_another
                 };
                 self.free().find(|(column, name)| fits(column, name)).map(|(column, _)| (column, "a uuid, not null"))
             });
@@ -219,7 +227,7 @@ impl<'t> Guesses<'t> {
                 return None;
             }
             let is_id =
-                |(column, name): &(&Column, &Name)| column.can_name() && name.before(words::ID_ENDS) == Some(prefix);
+                |(column, name): &(&Column, &Name)| column.can_be_key() && name.before(words::ID_ENDS) == Some(prefix);
             self.free().find(is_id).map(|(id, _)| (kind, id))
         })
     }
@@ -251,7 +259,7 @@ impl<'t> Guesses<'t> {
     }
 
     fn key(&mut self, of_pair: Option<&'t Column>) {
-        let named = |list| self.named(list, Column::can_name).map(|column| (column, BY_NAME, ""));
+        let named = |list| self.named(list, Column::can_be_key).map(|column| (column, BY_NAME, ""));
         let whose = "No column names the aggregate. This one is coarser, and so keeps the order of each.";
         let belongs = "No column names the aggregate: what belongs together keeps its order, other events do not.";
         let found = named(words::RECORD_KEY)
@@ -266,10 +274,11 @@ impl<'t> Guesses<'t> {
             (!remark.is_empty(), remark),
             (!column.is_never_null(), "A row where it is NULL has no key, and so no order."),
         ];
-        self.take(Role::Key, column, why, &remarks);
+        let as_text = if column.form() == Form::Bytea { ", as the text \\x…" } else { "" };
+        self.take(Role::Key, column, format!("{why}{as_text}"), &remarks);
     }
 
-    /// The id of another thing.
+    /// The id of another thing, or its number.
     fn foreign(&self) -> Option<(&'t Column, &'static str, &'static str)> {
         let is_other = |name: &Name| {
             let own = [words::TENANT, words::CORRELATION, words::HEADER];
@@ -277,14 +286,20 @@ impl<'t> Guesses<'t> {
                 || name.has_a_word_of(words::STATE)
                 || own.iter().any(|list| name.is_one_of(list))
         };
+        let is_id = |name: &Name| name.before(words::ID_ENDS).is_some();
+        let is_number = |name: &Name| name.before(words::NUMBER_ENDS).is_some() && !name.has_a_word_of(words::COUNTED);
         let ids = self.free().filter(|(column, name)| {
-            column.can_name() && !is_other(name) && (column.references || name.before(words::ID_ENDS).is_some())
+            column.can_be_key() && !is_other(name) && (column.references || is_id(name) || is_number(name))
         });
         let mut ids: Vec<&'t Column> = ids.map(|(column, _)| column).collect();
         // A stable sort.
         ids.sort_by_key(|column| (!column.references, !column.is_never_null()));
         let first = *ids.first()?;
-        let why = if first.references { "it refers to another table" } else { "the id of something" };
+        let why = match first.references {
+            true => "it refers to another table",
+            false if is_id(&Name::of(&first.name)) => "the id of something",
+            false => "the number of something",
+        };
         let several = "There are other ids: check that this is what has to keep its order.";
         Some((first, why, if ids.len() > 1 { several } else { "" }))
     }
@@ -314,7 +329,7 @@ impl<'t> Guesses<'t> {
         if let Some(column) = self.named(words::EVENT_TYPE, |column| column.can_name() && column.form() != Form::Uuid) {
             self.take(Role::Header, column, BY_NAME, &[]);
         }
-        let bag = |column: &Column| matches!(column.form(), Form::Json | Form::Text);
+        let bag = |column: &Column| matches!(column.form(), Form::Json | Form::Text | Form::Xml);
         let fits = |column: &Column, name: &Name| {
             let plain = [words::HEADER, words::TENANT, words::CORRELATION].iter().any(|list| name.is_one_of(list));
             (plain && (column.can_name() || bag(column))) || (bag(column) && name.is_one_of(words::METADATA))

@@ -7,17 +7,18 @@ mod guess;
 mod words;
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 pub(crate) use guess::ColumnUse;
 use guess::{Guess, Guesses, Missing, Role};
 
+use crate::config::TableName;
 use crate::config::written::Draft;
-use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Form};
 use crate::template::Template;
 
-/// Settings beside the table.
+/// What is known beside the columns: settings, and what `setup` says of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     /// A connection string without a password.
@@ -27,6 +28,10 @@ pub(crate) struct Known {
     /// If it is not the slot's default.
     pub publication: Option<String>,
     pub brokers: Option<String>,
+    /// Why `setup` refuses the table, if it does.
+    pub refused: Option<String>,
+    /// Why `setup --add-xid-column` does, if it does.
+    pub no_xid_column: Option<String>,
 }
 
 /// A file, and the use of each column.
@@ -35,12 +40,18 @@ pub(crate) struct Suggestion {
     pub toml: String,
     /// All columns of the table, in order.
     pub columns: Vec<ColumnUse>,
+    /// What the operator has to know before the next step.
+    pub warnings: Vec<String>,
 }
 
 /// Makes a configuration for `table` with these `columns`.
 pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
-    Ok(Suggestion { toml: toml(table, columns, &guesses, known), columns: guesses.column_uses(columns) })
+    let mut warnings: Vec<String> = known.refused.iter().chain(&known.no_xid_column).cloned().collect();
+    if guesses.with(Role::Key).next().is_none() {
+        warnings.push("no column names what an event is about: records have no key, and so no order".to_owned());
+    }
+    Ok(Suggestion { toml: toml(table, columns, &guesses, known), columns: guesses.column_uses(columns), warnings })
 }
 
 /// The column with the time of each row, for tables whose id is not a number.
@@ -51,15 +62,24 @@ pub(crate) fn ordering(columns: &[Column]) -> Option<&Column> {
 fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
     let there: Vec<String> = columns.iter().map(|column| format!("{} ({})", column.name, column.type_name)).collect();
     let there = if there.is_empty() { "no columns at all".to_owned() } else { there.join(", ") };
+    let key: Vec<&str> = columns.iter().filter(|it| it.in_primary_key).map(|it| it.name.as_str()).collect();
+    let remedy_of_id = match key.as_slice() {
+        [_, _, ..] => format!(
+            "an event's id is one column, and the primary key has several ({}): add a unique column, such as event_id uuid",
+            key.join(", ").replace(char::is_control, " ")
+        ),
+        _ => "give the table a primary key".to_owned(),
+    };
     let (what, remedy) = match missing {
         Missing::Id => (
-            "the event's id: a primary key, a unique column, a uuid, or one that is called so",
-            "give the table a primary key, or name the column under [outbox.columns] in a walrelay.toml of your own",
+            "the event's id: a primary key of one column, a unique column, a uuid, or one that is called so",
+            format!("{remedy_of_id}, or name the column under [outbox.columns] in a walrelay.toml of your own"),
         ),
         Missing::Payload => (
-            "the payload: json, jsonb, bytea or text that is called so",
+            "the payload: json, jsonb, xml, bytea or text that is called so",
             "check that this is the table events are written into. Events made of several columns are an envelope: write \
-             a walrelay.toml with [format.envelope], see docs/mapping.md",
+             a walrelay.toml with [format.envelope], see docs/mapping.md"
+                .to_owned(),
         ),
     };
     let cause = format!("table {table} has no column that looks like {what}; it has {there}");
@@ -70,6 +90,8 @@ fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
 const WIDTH: usize = 98;
 /// The publication's name is longer by `walrelay_`.
 const SLOT_BYTES_MAX: usize = 54;
+/// Bytes of the number in the slot's name, of two digits each.
+const NUMBER_BYTES: usize = 4;
 /// The topic's name has a prefix, too.
 const TOPIC_BYTES_MAX: usize = 200;
 const BROKERS: &str = "localhost:9092";
@@ -78,7 +100,7 @@ fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, known: &Kn
     let mut file = File { draft: Draft::default() };
     file.source(table, known);
     file.columns(guesses);
-    file.published(columns);
+    file.published(columns, known);
     file.route(table, guesses);
     file.headers(guesses);
     match &known.brokers {
@@ -149,8 +171,11 @@ impl File {
     }
 
     /// The settings that tell which rows are published, after a loss of the slot.
-    fn published(&mut self, columns: &[Column]) {
-        if !columns.iter().any(Column::tells_transaction) {
+    fn published(&mut self, columns: &[Column], known: &Known) {
+        for refusal in known.refused.iter().chain(&known.no_xid_column) {
+            self.note("outbox.table", refusal);
+        }
+        if known.no_xid_column.is_none() && !columns.iter().any(Column::tells_transaction) {
             let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
                         polling needs: should the slot be lost, exactly what was not published is read from the table.";
             self.note("outbox.table", text);
@@ -268,11 +293,20 @@ fn named(table: &TableName, separator: &str) -> String {
     }
 }
 
+/// Slots have fewer letters than tables: a table that is named in others gets a number, so that no two share a slot.
 fn slot(table: &TableName) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let slot: String = named(table, "_").to_lowercase().chars().map(|c| if allowed(c) { c } else { '_' }).collect();
-    let slot: String = slot.trim_matches('_').chars().take(SLOT_BYTES_MAX).collect();
-    if slot.parse::<SlotName>().is_ok() { slot } else { "outbox".to_owned() }
+    let name = named(table, "_");
+    let slot: String = name.to_lowercase().chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+    let slot = slot.trim_matches('_');
+    if slot == name && slot.len() <= SLOT_BYTES_MAX {
+        return slot.to_owned();
+    }
+    let digest = Sha256::digest(table.to_string());
+    let number: String = digest.iter().take(NUMBER_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let slot = if slot.is_empty() { "outbox" } else { slot };
+    let letters: String = slot.chars().take(SLOT_BYTES_MAX - 1 - 2 * NUMBER_BYTES).collect();
+    format!("{letters}_{number}")
 }
 
 fn topic(table: &TableName) -> String {

@@ -137,6 +137,20 @@ fn tables_of_the_field_get_the_route_they_are_meant_for() {
          completion_date timestamptz, status text, completion_attempts int4, last_resubmission_date timestamptz",
         ["id", "serialized_event", "outbox.event.event_publication", "", "publication_date", "event_type"],
     );
+    // Spatie's.
+    assert_route(
+        "stored_events",
+        "id int8 pk, aggregate_uuid uuid, aggregate_version int8, event_version int2 !, event_class varchar !, \
+         event_properties jsonb !, meta_data jsonb !, created_at timestamp !",
+        [
+            "id",
+            "event_properties",
+            "outbox.event.stored_events",
+            "{aggregate_uuid}",
+            "",
+            "event_class aggregate_version event_version meta_data",
+        ],
+    );
     // Rails'.
     assert_route(
         "outbox_messages",
@@ -176,7 +190,40 @@ fn without_an_aggregate_the_key_is_what_keeps_the_most_order() {
     assert_eq!(key("tenant_id uuid !, correlation_id text"), some("{tenant_id}"));
     assert_eq!(key("correlation_id text, lock_id uuid, trace_id text"), some("{correlation_id}"));
     assert_eq!(key("partition_key text, aggregate_id text !"), some("{partition_key}"));
+    assert_eq!(key("account_no text !, version int4"), some("{account_no}"));
+    assert_eq!(key("sequence_no int8 !, AccountNumber int8"), some("{AccountNumber}"));
+    assert_eq!(key("sequence_no int8 !, phone_number text, event_no int8"), None);
+    assert_eq!(key("aggregate_id bytea !"), some("{aggregate_id}"));
+    assert_eq!(key("order_type text, order_id bytea !"), some("{order_id}"));
     assert_eq!(key("created_by_id uuid, idempotency_key text, paid bool"), None);
+}
+
+#[test]
+fn a_table_without_a_key_is_warned_of_and_a_key_of_bytes_says_that_it_is_text() {
+    let suggestion = suggested("t", &columns("id int8 pk, payload text !, done bool")).unwrap();
+    assert_eq!(suggestion.warnings, ["no column names what an event is about: records have no key, and so no order"]);
+    let suggestion = suggested("t", &columns("id int8 pk, payload text !, aggregate_id bytea !")).unwrap();
+    assert_eq!(suggestion.warnings, [""; 0]);
+    assert_eq!(suggestion.columns[2].why, "by its name, as the text \\x…");
+    assert!(
+        suggestion.toml.contains("Taken for the key: by its name, as the text \\x…. Events"),
+        "{}",
+        suggestion.toml
+    );
+}
+
+#[test]
+fn what_setup_refuses_is_in_the_file_and_a_warning() {
+    let known = Known {
+        refused: Some("setup refuses it".to_owned()),
+        no_xid_column: Some("no column can be added".to_owned()),
+        ..Known::default()
+    };
+    let columns = columns("id uuid pk, aggregate_id text !, payload json");
+    let suggestion = suggest(&"outbox".parse().unwrap(), &columns, &known).unwrap();
+    assert_eq!(suggestion.warnings, ["setup refuses it", "no column can be added"]);
+    assert!(suggestion.toml.contains("# setup refuses it\n# no column can be added\n"), "{}", suggestion.toml);
+    assert!(!suggestion.toml.contains("--add-xid-column"), "{}", suggestion.toml);
 }
 
 #[test]
@@ -203,6 +250,8 @@ fn a_payload_without_a_known_name_is_the_json_that_is_no_metadata() {
     assert_eq!(payload("event text, blob bytea").unwrap(), "blob");
     assert_eq!(payload("event text, note text").unwrap(), "event");
     assert_eq!(payload("payload text gen, event_body xml").unwrap(), "event_body");
+    assert_eq!(payload("hash bytea, order_document xml").unwrap(), "order_document");
+    assert_eq!(payload("aggregate_id bytea !, sender_id bytea !, blob bytea").unwrap(), "blob");
 }
 
 #[test]
@@ -212,11 +261,21 @@ fn a_table_without_a_payload_or_an_id_is_refused_with_the_columns_it_has() {
     assert_eq!(error.kind(), Kind::Publication);
     assert_eq!(
         error.cause(),
-        "table sales.outbox has no column that looks like the payload: json, jsonb, bytea or text that is called so; it \
+        "table sales.outbox has no column that looks like the payload: json, jsonb, xml, bytea or text that is called so; it \
          has id (uuid), name (varchar), error_message (text)"
     );
     assert!(error.what_to_do().unwrap().contains("[format.envelope]"));
-    assert!(refused("payload json, note text").cause().contains("the event's id"));
+    let error = refused("payload json, note text");
+    assert!(error.cause().contains("the event's id"), "{error}");
+    assert!(error.what_to_do().unwrap().starts_with("give the table a primary key, or name the column under"));
+    let error = refused("account uuid part, version int4 part, payload json");
+    assert_eq!(
+        error.what_to_do().as_deref(),
+        Some(
+            "an event's id is one column, and the primary key has several (account, version): add a unique column, such as \
+             event_id uuid, or name the column under [outbox.columns] in a walrelay.toml of your own"
+        )
+    );
     let error = suggested("t", &[]).unwrap_err();
     assert!(error.cause().ends_with("no columns at all"), "{error}");
 }
@@ -236,7 +295,7 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
 
     [slot]
     # Made of the table's name. One relay per slot.
-    name = "my_schema_out_box"
+    name = "my_schema_out_box_bbe0f64d"
 
     [outbox]
     table = "\"My Schema\".\"Out Box\""
@@ -330,6 +389,7 @@ fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
         slot: some("orders"),
         publication: some("pub"),
         brokers: some("kafka:9092"),
+        ..Known::default()
     };
     let text = text(&known);
     assert!(!text.contains("SET THIS") && !text.contains("Not written here"), "{text}");
@@ -347,10 +407,14 @@ fn a_slot_is_named_after_any_table() {
     for (table, expected) in [
         ("outbox", "outbox"),
         ("sales.outbox", "sales_outbox"),
-        (r#""My Schema"."Out Box""#, "my_schema_out_box"),
-        (r#""Ünder""#, "nder"),
-        (r#""é""#, "outbox"),
-        (&long, &"x".repeat(54)),
+        ("Outbox", "outbox"),
+        (r#""Outbox""#, "outbox_1d6fc359"),
+        (r#""OUTBOX""#, "outbox_1eef7cc7"),
+        (r#""My Schema"."Out Box""#, "my_schema_out_box_bbe0f64d"),
+        (r#""Ünder""#, "nder_6aaceec4"),
+        (r#""é""#, "outbox_4e792cce"),
+        (r#""заказы""#, "outbox_549bf0d1"),
+        (&long, &format!("{}_36ddaf28", "x".repeat(45))),
     ] {
         assert_eq!(slot(table), expected);
     }

@@ -1,10 +1,10 @@
 //! The names the field uses, in lower case and without separators, the best first, with a blank between two names.
 //!
-//! Of Debezium's Outbox Event Router, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Rails' outboxes, and
-//! of tables that teams have made themselves.
+//! Of Debezium's Outbox Event Router, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Spatie's event sourcing,
+//! Rails' outboxes, and of tables that teams have made themselves.
 
 pub(super) const PAYLOAD: &str = "\
-    payload eventpayload eventdata eventbody serializedevent data body messagebody content operations message \
+    payload eventpayload eventdata eventproperties eventbody serializedevent data body messagebody content operations message \
     document json value args params attributes";
 /// The event, if no other column fits.
 pub(super) const PAYLOAD_PERHAPS: &str = "event";
@@ -68,6 +68,11 @@ pub(super) const OTHER_IDS: &str = "\
     request idempotency deduplication dedup initiator";
 /// The last word of an id's name.
 pub(super) const ID_ENDS: &str = "id uuid guid identifier";
+/// The last word of the name of a number that somebody has, such as an account.
+pub(super) const NUMBER_ENDS: &str = "no nr num number";
+/// Words in numbers that count something.
+pub(super) const COUNTED: &str = "\
+    sequence seq version revision partition position offset line row page item batch serial phone fax";
 /// Words before `type` of other things than the aggregate.
 pub(super) const OTHER_TYPES: &str = "event message payload content data body mime media notification error";
 

@@ -209,10 +209,7 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
         // `look_at_rows` checks its columns.
         return Ok(());
     }
-    if table.persistence != "p" {
-        let sql = format!("alter table {name} set logged;");
-        return unfit(format!("table {name} is unlogged or temporary: its rows are not in the WAL"), sql);
-    }
+    is_logged(name, table)?;
     let streamed: Vec<&str> =
         table.columns.iter().filter(|column| !column.generated).map(|column| column.name.as_str()).collect();
     let missing: Vec<&str> =
@@ -227,6 +224,15 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
         );
     }
     Ok(())
+}
+
+/// A slot streams only what is in the WAL.
+pub(crate) fn is_logged(name: &TableName, table: &Table) -> Result<()> {
+    if table.persistence == "p" {
+        return Ok(());
+    }
+    let cause = format!("table {name} is unlogged or temporary: its rows are not in the WAL");
+    Err(Error::new(Kind::Publication, cause).remedy(format!("alter table {name} set logged;")))
 }
 
 fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (&'static str, &str)> {
@@ -578,7 +584,7 @@ pub(crate) async fn look_at_rows(
     Ok(())
 }
 
-fn with_remedy(error: &Error) -> String {
+pub(crate) fn with_remedy(error: &Error) -> String {
     match error.what_to_do() {
         Some(remedy) => format!("{error}: {remedy}"),
         None => error.to_string(),

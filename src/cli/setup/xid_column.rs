@@ -42,7 +42,10 @@ pub(crate) async fn extend(plan: &mut Plan, session: &Session, outboxes: &[Outbo
 }
 
 /// The column's name.
-fn wanted(name: &TableName, table: &Table) -> Result<String> {
+///
+/// # Errors
+/// Both names are taken by columns that hold something else.
+pub(crate) fn wanted(name: &TableName, table: &Table) -> Result<String> {
     if let Some(there) = table.xid_column() {
         return Ok(there.name.clone());
     }

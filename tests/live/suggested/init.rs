@@ -154,6 +154,30 @@ fn config_init_warns_that_a_table_without_an_aggregate_has_no_order() {
 }
 
 #[test]
+fn config_init_foretells_what_setup_refuses() {
+    let ddl = "create unlogged table outbox (id uuid primary key, aggregate_id bytea not null, payload xml, xid int,
+                 walrelay_xid text)";
+    let seen = Seen::new("outbox", ddl);
+    let output = seen.init().output();
+    let (toml, told) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{told}");
+    assert_lines(&toml, &["key = \"{aggregate_id}\"", "payload = \"payload\""]);
+    assert!(told.contains("by its name, as the text \\x…"), "{told}");
+    assert!(!told.contains("setup --config walrelay.toml --add-xid-column"), "{told}");
+    let setup = |flags: &[&str]| {
+        let command = RelayCommand::new("setup").config_file(&toml).option("--database-url", &seen.world.database_url);
+        let output = flags.iter().fold(command, |command, flag| command.flag(flag)).output();
+        let refusal = String::from_utf8(output.stderr).unwrap();
+        let error = refusal.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or_default().to_owned();
+        assert!(output.status.code() == Some(15) && told.contains(&error), "{refusal}\n{told}");
+        assert!(toml.replace("\n# ", " ").contains(&error), "{refusal}\n{toml}");
+    };
+    setup(&[]);
+    seen.sql.run("alter table outbox set logged");
+    setup(&["--add-xid-column"]);
+}
+
+#[test]
 fn config_init_lists_the_columns_and_overwrites_no_file() {
     let seen = Seen::new("outbox", "create table outbox (id uuid primary key, payload jsonb, status text)");
     let folder = tempfile::tempdir().unwrap();
@@ -195,7 +219,7 @@ fn config_init_refuses_an_unsuitable_table_with_its_columns() {
     said(
         &seen.table,
         15,
-        "looks like the payload: json, jsonb, bytea or text that is called so; it has id (uuid), name (text), n",
+        "looks like the payload: json, jsonb, xml, bytea or text that is called so; it has id (uuid), name (text), n",
     );
     said("outbocks", 15, &format!("there is no table public.outbocks in database {}", seen.world.name));
     said("outbocks", 15, &seen.table);
