@@ -95,8 +95,8 @@
 //!   missing, dropped, recreated or filtered, and at session settings that change the text of a value.
 //! - **P9, connections.** Lost connections are retried with back-off and resumed without loss. Permanent faults end
 //!   the relay with a cause, a remedy and an exit code.
-//! - **P10, stopping.** On SIGTERM or SIGINT the relay closes intake, waits for acks, confirms, and ends. On a second
-//!   signal the relay ends at once.
+//! - **P10, stopping.** On SIGTERM, SIGINT or SIGHUP the relay closes intake, waits for acks, confirms, and ends. On a
+//!   second SIGTERM or SIGINT the relay ends at once.
 //! - **P11, hostile input.** No bytes can cause a panic. No payload or secret reaches a log. No name reaches SQL
 //!   unquoted.
 //! - **P12, the table.** The relay reads from the table what the slot lacks: every unpublished row, in order, before

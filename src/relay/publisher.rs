@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::{Event, Place, Shown};
+use crate::event::{Event, Place, Shown, Via};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
 use crate::position::Position;
@@ -701,9 +701,9 @@ impl<S: Sink> Publisher<S> {
         let cause = failure.cause.as_str();
         let dead_letters = *on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
-        let again = dead_letters && self.quarantine.give_up(&id, verdict);
+        let again = self.quarantine.give_up(&id, verdict);
         if again {
-            tracing::debug!(%slot, outbox, %row, "sending a dead letter again");
+            tracing::debug!(%slot, outbox, %row, outcome, "an event that was given up came again");
         } else {
             tracing::warn!(%slot, outbox, %row, %place, class, cause, outcome, "an event was given up");
         }
@@ -711,8 +711,12 @@ impl<S: Sink> Publisher<S> {
         let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
         let write_back = rows.on_failed(&id.row, failure);
         let Some(letter) = letter else {
-            self.quarantine.forget(&id);
-            return self.done(InFlight { write_back, instead: Some(Instead::Nothing), ..event.without_record() });
+            // Of two rows of a table with the same id, each is judged by itself.
+            if place.via != Via::Slot {
+                self.quarantine.forget(&id);
+            }
+            let (id, instead) = (Some(id), Some(Instead::Nothing));
+            return self.done(InFlight { write_back, id, instead, ..event.without_record() });
         };
         let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
         let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };

@@ -104,8 +104,8 @@ pub struct Quarantine {
     in_vain: u64,
     /// How often something was learned of events.
     learned: u64,
-    /// Events with a dead letter that is not delivered yet, and whether it is sent again: with nothing behind it.
-    dead_letters: HashMap<EventId, bool>,
+    /// Events that were given up and may come again, and whether a dead letter is sent again: with nothing behind it.
+    given_up: HashMap<EventId, bool>,
     /// Topics that refuse whatever is sent to them.
     pub topics: Topics,
 }
@@ -123,7 +123,7 @@ impl Quarantine {
         if self.suspects.len() + self.rejected.len() > EVENTS_MAX {
             self.suspects.clear();
             self.rejected.clear();
-            self.dead_letters.clear();
+            self.given_up.clear();
         }
     }
 
@@ -200,7 +200,7 @@ impl Quarantine {
     /// It was given up, and nothing of it is in flight.
     pub fn forget(&mut self, id: &EventId) {
         self.rejected.remove(id);
-        self.dead_letters.remove(id);
+        self.given_up.remove(id);
     }
 
     /// The broker refused this one, which finished the producer; `isolated`, where nothing else was in flight. Whether it is
@@ -212,7 +212,7 @@ impl Quarantine {
             if error.kind() != Kind::RecordTooLarge || verdict.without_value {
                 return false;
             }
-            verdict.without_value = self.dead_letters.get(id).is_some_and(|again| *again);
+            verdict.without_value = self.given_up.get(id).is_some_and(|again| *again);
             return true;
         }
         if let Some(record) = isolated {
@@ -240,15 +240,15 @@ impl Quarantine {
 
     /// What is refused next was not without others.
     pub fn with_others(&mut self) {
-        self.dead_letters.values_mut().for_each(|again| *again = false);
+        self.given_up.values_mut().for_each(|again| *again = false);
     }
 
-    /// It is given up for this reason: what is refused of it from now on is its dead letter. Whether it was before, and its
-    /// dead letter was not delivered.
+    /// It is given up for this reason, and again where it comes again: what is refused of it from now on is its dead letter.
+    /// Whether it was before, and is not delivered or skipped for good.
     pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
         self.rejected.entry(id.clone()).or_insert_with(|| verdict.clone());
-        let again = self.dead_letters.contains_key(id);
-        self.dead_letters.insert(id.clone(), again);
+        let again = self.given_up.contains_key(id);
+        self.given_up.insert(id.clone(), again);
         again
     }
 }

@@ -44,8 +44,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// of an earlier session, had sent to Postgres may be committed a little later.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const RELOAD_SOON: Duration = Duration::from_secs(5);
-/// How long the end of a session waits for a pass.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the end of a session waits for a pass: what a topic takes is acked and written down in that time, and what it refuses
+/// would hold up a stop.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Aggregates of one pass.
 const HEADS_MAX: i64 = 200;
 /// Events sent before their acks are waited for.
@@ -602,4 +603,28 @@ fn millis(duration: Duration) -> i64 {
 fn is_stored(place: Place, stored: &Stored) -> bool {
     let position = &stored.position;
     place.via != Via::Slot || position.covers(place.commit_lsn) || place.index < position.delivered_of(place.commit_lsn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::layers::{Environment, Flags, Settings};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retry_that_is_not_acked_holds_up_a_stop_for_a_second_at_most() {
+        let flags =
+            [("database.url", "postgres://relay@127.0.0.1/shop"), ("slot.name", "orders"), ("kafka.brokers", "k:1")];
+        let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
+        let config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
+        let mut retrying = Retrying::new(&config, &Known::default(), None);
+        let (to, reports) = unbounded_channel();
+        let ended = tokio::spawn(async move {
+            let _to: UnboundedSender<RetryReport> = to;
+            std::future::pending().await
+        });
+        retrying.pass = Some(Running { reports, ended });
+        let began = Instant::now();
+        retrying.finish().await;
+        assert!(began.elapsed() <= Duration::from_secs(1), "{:?}", began.elapsed());
+    }
 }

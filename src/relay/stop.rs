@@ -1,6 +1,6 @@
 //! How the relay is told to leave (P10).
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -74,7 +74,14 @@ impl StopSignal {
     }
 }
 
-/// Turns SIGTERM and SIGINT into stops: the first drains, the second leaves at once.
+/// What the process says of itself on Linux, the signals that it ignores among it.
+const STATUS: &str = "/proc/self/status";
+const HANGUP: &str = "SIGHUP";
+
+/// Turns SIGTERM, SIGINT and SIGHUP into stops: the first drains, the second leaves at once.
+///
+/// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's handler would end that. Where the
+/// system does not tell, SIGHUP does what it did without us.
 ///
 /// # Errors
 /// The signals cannot be listened to.
@@ -83,22 +90,46 @@ pub fn on_signals() -> Result<StopSignal> {
     let listen =
         |kind| signal(kind).map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")));
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let is_ignored = std::fs::read_to_string(STATUS).map_or(true, |status| ignores_hangup(&status));
+    let mut hangup = if is_ignored { None } else { Some(listen(SignalKind::hangup())?) };
     tokio::spawn(async move {
         loop {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
+                () = heard(&mut hangup) => HANGUP,
             };
-            let stop = if stopper.asked() == Stop::No { Stop::Drain } else { Stop::Now };
-            stopper.ask(stop);
-            if stop == Stop::Drain {
-                tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once");
-            } else {
-                tracing::warn!(signal = name, "leaving at once");
+            let before = stopper.asked();
+            stopper.ask(answer(before, name));
+            match (before, stopper.asked()) {
+                (Stop::No, _) => {
+                    tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once");
+                }
+                (_, Stop::Now) => tracing::warn!(signal = name, "leaving at once"),
+                (_, Stop::No | Stop::Drain) => {}
             }
         }
     });
     Ok(stop_signal)
+}
+
+/// What a signal asks for. A terminal that is closed sends SIGHUP more than once: the shell does, and then the kernel.
+fn answer(before: Stop, signal: &str) -> Stop {
+    if before == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
+}
+
+/// Waits for the signal; where it is not listened to, for ever.
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the process with this status ignores SIGHUP, the first signal in the mask. See proc_pid_status(5).
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask & 1 != 0)
 }
 
 #[cfg(test)]
@@ -118,5 +149,23 @@ mod tests {
         stopper.ask(Stop::Now);
         stopper.ask(Stop::Drain);
         assert_eq!((signal.asked(), signal.since()), (Stop::Now, Some(first)));
+    }
+
+    #[test]
+    fn a_hangup_stops_in_order_however_often_it_comes_and_stays_ignored_under_nohup() {
+        for (before, signal, asked) in [
+            (Stop::No, "SIGHUP", Stop::Drain),
+            (Stop::Drain, "SIGHUP", Stop::Drain),
+            (Stop::No, "SIGTERM", Stop::Drain),
+            (Stop::Drain, "SIGTERM", Stop::Now),
+            (Stop::Drain, "SIGINT", Stop::Now),
+        ] {
+            assert_eq!(answer(before, signal), asked, "{signal} after {before:?}");
+        }
+        for (mask, is_ignored) in [("0000000000000001", true), ("0000000000001000", false), ("nonsense", true)] {
+            let status = format!("Name:\twalrelay\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t1\n");
+            assert_eq!(ignores_hangup(&status), is_ignored, "{mask}");
+        }
+        assert!(ignores_hangup(""), "a system that does not tell");
     }
 }

@@ -85,8 +85,9 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// How long a topic that was created may stay unknown to the brokers.
+/// How long a topic that was created may stay unknown to the brokers, and the pause before they are asked again.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
+const KNOWN_RETRY: Duration = Duration::from_millis(100);
 
 /// Replicas of a topic we create, where there are as many brokers.
 const REPLICAS_MAX: usize = 3;
@@ -106,7 +107,8 @@ fn prepare(options: Options, topic: &str) -> Result<()> {
 
 fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Result<()> {
     let mut seen = look(reader, topic)?;
-    if seen.partitions.is_empty() {
+    let is_new = seen.partitions.is_empty();
+    if is_new {
         create(admin, topic, seen.brokers.len())?;
     }
     let deadline = Instant::now() + KNOWN_TIMEOUT;
@@ -115,10 +117,28 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
             let cause = format!("topic {topic} was created and no broker knows of it");
             return Err(Error::new(Kind::KafkaUnreachable, cause));
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(KNOWN_RETRY);
         seen = look(reader, topic)?;
     }
-    verify(admin, topic, &seen)
+    let policy =
+        asked(&seen.brokers, is_new.then_some(deadline), |broker| admin.setting(topic, "cleanup.policy", broker));
+    verify(topic, &seen, policy)
+}
+
+/// What one of the brokers answers, each asked in its turn up to `until`: a broker may know nothing of a topic that another
+/// one has just made, and librdkafka's client says the same of that as of a missing right.
+fn asked<T, E>(
+    brokers: &[i32],
+    until: Option<Instant>,
+    mut ask: impl FnMut(Option<i32>) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut brokers = brokers.iter().copied().cycle();
+    loop {
+        match ask(brokers.next()) {
+            Err(_) if until.is_some_and(|until| Instant::now() < until) => std::thread::sleep(KNOWN_RETRY),
+            answer => return answer,
+        }
+    }
 }
 
 fn look(reader: &TopicReader, topic: &str) -> Result<Layout> {
@@ -155,7 +175,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
     Ok(())
 }
 
-fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout) -> Result<()> {
+fn verify(topic: &str, seen: &Layout, policy: Result<String, String>) -> Result<()> {
     let partitions = seen.partitions.len();
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
@@ -170,7 +190,7 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout) -> Result<()> {
             "the state topic has few replicas"
         );
     }
-    match admin.setting(topic, "cleanup.policy", seen.brokers.first().copied()) {
+    match policy {
         Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
         Ok(policy) => {
             let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
@@ -364,6 +384,20 @@ mod tests {
         let error = decode(of("\"version\":4").as_bytes(), "t", "k").unwrap_err();
         assert_eq!(error.kind(), Kind::KafkaRefused);
         assert!(error.cause().contains("layout 4"), "{error}");
+    }
+
+    #[test]
+    fn brokers_are_asked_again_about_a_new_topic_alone() {
+        for (is_new, expected, questions) in
+            [(true, Ok("compact"), vec![Some(1), Some(2), Some(1)]), (false, Err(()), vec![Some(1)])]
+        {
+            let (until, mut brokers) = (is_new.then(|| Instant::now() + KNOWN_TIMEOUT), Vec::new());
+            let answer = asked(&[1, 2], until, |broker| {
+                brokers.push(broker);
+                if brokers.len() == 3 { Ok("compact") } else { Err(()) }
+            });
+            assert_eq!((answer, brokers), (expected, questions));
+        }
     }
 
     const TOPIC: &str = "walrelay.state";

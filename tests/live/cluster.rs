@@ -16,6 +16,7 @@ fn repeated_leader_failures_under_load_lose_and_reorder_nothing() {
     let world = World::on(Postgres::shared(), cluster.brokers());
     let mut chance = generator("leaders that are lost");
     let mut relay = world.relay();
+    assert!(!relay.log().contains("whether the topic is compacted"), "{}", relay.log());
     let writers = world.workload(&Plan::default());
     let mut topics: Vec<String> = (0..3).map(|kind| world.topic(kind)).collect();
     topics.push("walrelay-state".to_owned());

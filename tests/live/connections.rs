@@ -1,6 +1,6 @@
 //! P9: what heals is retried with back-off; what does not ends with a cause, a remedy and an exit code.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::seed::from_environment;
@@ -89,6 +89,28 @@ fn the_relay_waits_for_a_postgres_that_is_down() {
     postgres.start();
     world.assert_all_delivered();
     relay.wait_ready();
+}
+
+#[test]
+fn the_end_of_a_restart_of_postgres_is_noticed_at_once() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.relay();
+    for (round, away_s) in [2, 4].into_iter().enumerate() {
+        world.emit(&world.sql(), "a");
+        world.wait_confirmed(ARRIVAL);
+        postgres.stop_fast(EXIT);
+        std::thread::sleep(Duration::from_secs(away_s));
+        postgres.start();
+        let serves = Instant::now();
+        world.emit(&world.sql(), "a");
+        let (acked, events) = (|| relay.metric("walrelay_acked_events_total"), 2.0 * (round as f64 + 1.0));
+        eventually("it is acked", ARRIVAL, acked, |acked| *acked == Some(events));
+        eprintln!("{away_s} s away, then {:?} until the first record", serves.elapsed());
+        // Nominally one; the rest is two cores shared with another test.
+        assert!(serves.elapsed() < Duration::from_secs(2), "{:?}", serves.elapsed());
+    }
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]

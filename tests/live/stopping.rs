@@ -1,11 +1,11 @@
-//! P10: SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
+//! P10: SIGTERM, SIGINT and SIGHUP stop intake, wait for acks, confirm, leave; a second SIGTERM or SIGINT leaves at once.
 
 use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Proxy, Way};
 use crate::support::relay::Relay;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -22,6 +22,27 @@ fn a_stop_under_load_drains_and_confirms_without_duplicates() {
         assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
         writers.stop();
     }
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn a_hangup_stops_the_relay_in_order_unless_it_was_ignored_at_the_start() {
+    let world = World::new();
+    let mut ignoring = world.run().under_env("--ignore-signal=HUP").start();
+    ignoring.wait_ready();
+    ignoring.process.signal("HUP");
+    throughout("it goes on", Duration::from_secs(2), || ignoring.process.exited().is_none() && ignoring.is_ready());
+    assert_eq!(ignoring.terminate(Duration::from_secs(20)), Some(0), "{}", ignoring.log());
+    let mut relay = world.run().under_env("--default-signal=HUP").start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    writers.wait_for(60);
+    // A closed terminal sends it twice.
+    relay.process.signal("HUP");
+    relay.process.signal("HUP");
+    assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+    writers.stop();
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }

@@ -49,6 +49,25 @@ fn letters(world: &World) -> Vec<(String, String)> {
     topic::read(&world.brokers, &dead(world)).iter().map(of).collect()
 }
 
+#[test]
+fn a_skipped_event_is_logged_and_counted_once_while_another_topic_refuses() {
+    let world = World::new();
+    let mut relay = run(&world, "skip", "").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    sql.run(&format!(
+        "insert into outbox (id, aggregatetype, aggregateid, type, payload)
+         select gen_random_uuid(), 'team-{}-' || n % 2, n, 'Any', '{{}}' from generate_series(1, 8) n",
+        world.name
+    ));
+    let counted = || relay.metric("walrelay_skipped_events_total");
+    eventually("all are skipped", ARRIVAL, counted, |count| *count == Some(8.0));
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(told(&relay, "an event was given up").len(), 8, "{}", relay.log());
+    assert_eq!(counted(), Some(8.0));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 /// A row of an internal topic among good ones: those arrive, and what has become of the row is told.
 fn internal(on_error: &str, guarantee: &str) -> (World, Relay, String) {
     let world = World::new();

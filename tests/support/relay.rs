@@ -28,12 +28,14 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
 pub(crate) struct RelayCommand {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    /// An option of `env`, which starts the program.
+    env: Option<String>,
 }
 
 impl RelayCommand {
     /// `walrelay COMMAND`, with nothing else.
     pub(crate) fn new(command: &str) -> RelayCommand {
-        RelayCommand { arguments: vec![command.to_owned()], environment: Vec::new() }
+        RelayCommand { arguments: vec![command.to_owned()], ..RelayCommand::default() }
     }
 
     /// Adds an option with its value, replacing one that is there.
@@ -57,6 +59,12 @@ impl RelayCommand {
         self
     }
 
+    /// Has `env` start the process with this option, such as `--ignore-signal=HUP`.
+    pub(crate) fn under_env(mut self, option: &str) -> RelayCommand {
+        self.env = Some(option.to_owned());
+        self
+    }
+
     /// Writes a configuration file and passes it.
     pub(crate) fn config_file(self, toml: &str) -> RelayCommand {
         let path = fresh_path("config.toml");
@@ -68,7 +76,10 @@ impl RelayCommand {
         // Cargo builds one for the tests, and none for the benches.
         let built = || option_env!("CARGO_BIN_EXE_walrelay").map(OsString::from);
         let program = std::env::var_os("WALRELAY_TEST_BINARY").or_else(built).expect("WALRELAY_TEST_BINARY");
-        let mut command = Command::new(program);
+        let mut command = Command::new(if self.env.is_some() { OsString::from("env") } else { program.clone() });
+        if let Some(option) = &self.env {
+            command.arg(option).arg(program);
+        }
         // Nothing of the caller's own set-up may steer the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();

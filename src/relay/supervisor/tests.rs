@@ -440,3 +440,51 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         sink.1
     );
 }
+
+#[derive(Clone, Default)]
+struct Captured(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A producer's life with an event and one behind it that has no route: what ended it, and how many were skipped.
+async fn skips_one(relay: &mut Relay, sink: impl Sink) -> (Result<()>, u64) {
+    let (setup, start, mut bad) = (Setup::of(&relay.config), Position::default(), PLACED);
+    bad[1] = Value::Null;
+    let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+    pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+    let described = wire::relation(16_384, "public", "outbox", &COLUMNS);
+    let rows = [PLACED, bad].map(|row| wire::insert(16_384, &row));
+    for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
+        pipeline.data(Lsn::new(5), &message).unwrap();
+    }
+    pipeline.publisher.receive_deliveries().await;
+    let ended = pipeline.publisher.delivered();
+    relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+    (ended, pipeline.publisher.counts().skipped)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_skipped_is_logged_and_counted_once_however_often_it_comes() {
+    let mut relay = relay("skip");
+    relay.config.outboxes[0] = crate::event::tests::outbox();
+    let (log, failing) = (Captured::default(), || Failing(BrokerTransportFailure, At::Delivery, Vec::new()));
+    let writer = log.clone();
+    let logs = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _logs = tracing::subscriber::set_default(logs);
+    for _ in 0..3 {
+        let (ended, skipped) = skips_one(&mut relay, failing()).await;
+        assert!(ended.is_err() && skipped == 0, "the one before it is not delivered");
+    }
+    let (ended, skipped) = skips_one(&mut relay, crate::sink::NullSink::default()).await;
+    assert!(ended.is_ok() && skipped == 1, "{ended:?}, {skipped}");
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.matches("an event was given up").count(), 1, "{log}");
+}

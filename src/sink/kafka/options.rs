@@ -35,8 +35,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("linger.ms", "1"),
     // Firewalls forget silent connections, and an idle outbox is silent.
     ("socket.keepalive.enable", "true"),
-    // A topic that does not exist, and may not be made on the fly, is reported after 10 s instead of 30.
-    ("topic.metadata.propagation.max.ms", "10000"),
+    // A topic that does not exist, and may not be made on the fly, is reported after 5 s instead of 30. A topic that brokers
+    // make on the fly has to be known to all of them by then.
+    ("topic.metadata.propagation.max.ms", "5000"),
     // A transaction with a record for a topic that was deleted is retried until the metadata says so, and nothing else asks
     // for them: every 10 s instead of every 5 minutes.
     ("topic.metadata.refresh.interval.ms", "10000"),
@@ -232,6 +233,7 @@ mod tests {
         }
         assert_eq!(options.client.get("linger.ms"), Some("20"));
         assert_eq!(options.client.get("client.id"), Some("mine"));
+        assert_eq!(options.client.get("topic.metadata.propagation.max.ms"), Some("5000"));
         let native = options.client.create_native_config().unwrap();
         assert_eq!(native.get("ssl.endpoint.identification.algorithm").unwrap(), "https");
         assert_eq!(native.get("request.required.acks").unwrap(), "-1");

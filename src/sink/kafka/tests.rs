@@ -487,3 +487,17 @@ async fn an_id_we_may_not_use_is_a_refusal_with_the_acl_it_needs() {
     assert_eq!(error.kind(), Kind::KafkaRefused);
     assert!(error.what_to_do().unwrap().ends_with("--transactional-id walrelay-7-orders"), "{error:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_property_bounds_how_long_a_missing_topic_is_waited_for() {
+    const BOUND: Duration = Duration::from_secs(1);
+    let cluster = cluster(1);
+    let bound = BOUND.as_millis().to_string();
+    let properties = [("allow.auto.create.topics", "false"), ("topic.metadata.propagation.max.ms", bound.as_str())];
+    let mut sink = KafkaSink::connect(&config(cluster.bootstrap_servers(), &properties)).unwrap();
+    let (missing, began) = (Record { topic: "nowhere", ..record(b"o-1", b"1") }, Instant::now());
+    sink.enqueue(&missing, Ticket(0)).unwrap();
+    let [Delivery::Failed(_, error)] = &delivered(&mut sink, 1).await[..] else { panic!("it was not refused") };
+    assert_eq!(error.kind(), Kind::TopicRefused, "{error}");
+    assert!((BOUND..4 * BOUND).contains(&began.elapsed()), "{:?}", began.elapsed());
+}
