@@ -73,11 +73,10 @@ pub(super) async fn run(
         session,
     };
     let ended = this.run().await;
+    let asked = this.shared.process.stop.asked();
     match &ended {
         // The slot is ours as long as the stream is not ended.
-        Ok(how) if *how != Ended::ServerShutDown && this.shared.process.stop.asked() < Stop::Now => {
-            this.shared.retrying.finish().await
-        }
+        Ok(how) if *how != Ended::ServerShutDown && asked < Stop::Now => this.shared.retrying.finish(asked).await,
         Ok(_) | Err(_) => this.shared.retrying.give_up().await,
     }
     this.report(Instant::now());

@@ -27,6 +27,7 @@ use crate::failpoint;
 use crate::relay::parked_index::{Retry, RetryMemory, RetryReport};
 use crate::relay::publisher::Publisher;
 use crate::relay::stall_watchdog::StallGuard;
+use crate::relay::stop::Stop;
 use crate::relay::store::Known;
 use crate::sink::Sink;
 use crate::state::Stored;
@@ -44,9 +45,10 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// of an earlier session, had sent to Postgres may be committed a little later.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const RELOAD_SOON: Duration = Duration::from_secs(5);
-/// How long the end of a session waits for a pass: what a topic takes is acked and written down in that time, and what it refuses
-/// would hold up a stop.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the end of a session waits for a pass.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same at a stop: what a topic takes is acked and written down in that time. What it refuses takes longer.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Aggregates of one pass.
 const HEADS_MAX: i64 = 200;
 /// Events sent before their acks are waited for.
@@ -141,14 +143,15 @@ impl Retrying {
     }
 
     /// The session ends, and slot or lease are still ours: the pass gets a moment for what it is at, and there is no other.
-    pub(super) async fn finish(&mut self) {
+    pub(super) async fn finish(&mut self, asked: Stop) {
         self.shared.ends.store(true, Ordering::Relaxed);
         let ending = async {
             while self.pass.is_some() {
                 self.next().await;
             }
         };
-        if timeout(FINISH_TIMEOUT, ending).await.is_err() {
+        let limit = if asked == Stop::No { FINISH_TIMEOUT } else { STOP_TIMEOUT };
+        if timeout(limit, ending).await.is_err() {
             tracing::debug!("a retry of parked events was abandoned");
         }
         self.give_up().await;
@@ -624,7 +627,7 @@ mod tests {
         });
         retrying.pass = Some(Running { reports, ended });
         let began = Instant::now();
-        retrying.finish().await;
+        retrying.finish(Stop::Drain).await;
         assert!(began.elapsed() <= Duration::from_secs(1), "{:?}", began.elapsed());
     }
 }

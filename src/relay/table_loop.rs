@@ -428,13 +428,14 @@ impl<'a> TableLoop<'a> {
     /// # Errors
     /// The lease is lost.
     pub(super) async fn finish_retries(&mut self) -> Result<()> {
-        if self.shared.process.stop.asked() == Stop::Now {
+        let asked = self.shared.process.stop.asked();
+        if asked == Stop::Now {
             return Ok(());
         }
         tokio::select! {
             biased;
             end = self.shared.control.ended() => Err(control_lost(end)),
-            () = self.shared.retrying.finish() => Ok(()),
+            () = self.shared.retrying.finish(asked) => Ok(()),
         }
     }
 

@@ -120,9 +120,8 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
         std::thread::sleep(KNOWN_RETRY);
         seen = look(reader, topic)?;
     }
-    let policy =
-        asked(&seen.brokers, is_new.then_some(deadline), |broker| admin.setting(topic, "cleanup.policy", broker));
-    verify(topic, &seen, policy)
+    let setting = |broker| admin.setting(topic, "cleanup.policy", broker);
+    verify(topic, &seen, || asked(&seen.brokers, is_new.then_some(deadline), setting))
 }
 
 /// What one of the brokers answers, each asked in its turn up to `until`: a broker may know nothing of a topic that another
@@ -175,7 +174,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
     Ok(())
 }
 
-fn verify(topic: &str, seen: &Layout, policy: Result<String, String>) -> Result<()> {
+fn verify(topic: &str, seen: &Layout, policy: impl FnOnce() -> Result<String, String>) -> Result<()> {
     let partitions = seen.partitions.len();
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
@@ -190,7 +189,7 @@ fn verify(topic: &str, seen: &Layout, policy: Result<String, String>) -> Result<
             "the state topic has few replicas"
         );
     }
-    match policy {
+    match policy() {
         Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
         Ok(policy) => {
             let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
