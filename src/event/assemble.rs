@@ -16,7 +16,8 @@ const LISTED_COLUMNS_MAX: usize = 50;
 /// Counts of messages of all published tables that are no events, without transactions that the position covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ignored {
-    /// Updated rows, upserts that found a row among them.
+    /// Updated rows, upserts that found a row among them. Debezium makes an event of an update of the primary key. Its
+    /// message lacks large values that did not change, so often the payload.
     pub updates: u64,
     /// Deleted rows.
     pub deletes: u64,
@@ -680,7 +681,8 @@ mod tests {
         feed_all(&mut assembler, &[outside.clone(), wire::begin(100, 7, 1), outside]);
         assert_eq!(feed(&mut assembler, &wire::logical_message(0x40, "shop2", b"{}")), Ok(Step::Nothing));
         assert_eq!(assembler.ignored().messages, 3);
-        assert_eq!(feed(&mut assembler, &wire::update(OUTBOX, &[], &[])), Ok(Step::Nothing));
+        let another_key = wire::update(OUTBOX, &[Value::Text(b"7")], &[Value::Text(b"8"), Value::Unchanged]);
+        assert_eq!(feed(&mut assembler, &another_key), Ok(Step::Nothing));
         assert_eq!(feed(&mut assembler, &wire::truncate(&[OUTBOX, 7])), Ok(Step::Nothing));
         feed_all(&mut assembler, &[wire::commit(100, 130, 7)]);
         let what = protocol_fault(&mut assembler, &wire::logical_message(0x40, "shop", b"{}"));

@@ -2,24 +2,28 @@
 //!
 //! Debezium infers a schema and fills it: members without a value go, elements of an array become alike, numbers are
 //! of 32 or 64 bits or `double`. What it cannot infer a schema for stays a text.
+//!
+//! Two things are not as there. Debezium has the schemas of an array's objects in a `HashSet`, in the order of hash codes
+//! that include those of an `enum`, which each start of Java chooses anew: `JsonSchemaData.toConnectSchemaWithCycles`,
+//! `ConnectSchema.hashCode`, `Enum.hashCode`. Here members come in the order in which they first occur. And what does not
+//! fit the schema that was inferred is no record there, or is lost; here it is written as it is.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::mem::replace;
 
 use serde_json::value::RawValue;
 
 use super::connect::{double, quoted, requoted};
-use super::json::{tokens, unquoted};
+use super::json::tokens;
 
-/// JSON that is nested deeper stays a text: Jackson does not read it.
+/// JSON that is nested deeper stays a text, and so does JSON with a number of more digits: Jackson does not read it
+/// (`StreamReadConstraints`).
 const DEPTH_MAX: usize = 1000;
+const DIGITS_MAX: usize = 1000;
 
 /// An array in which each object has members of its own comes out with the square of what went in: this much may come
 /// of a payload, so that a row cannot exhaust memory (P4, P11).
 const BYTES_MAX: usize = 64 << 20;
-/// How many members may be looked for while elements of arrays are made alike, likewise.
-const WORK_MAX: usize = 4 << 20;
 const TOO_MUCH: &str = "JSON whose objects in arrays are more alike: filled with each other's members it is too large";
 
 /// A value of JSON.
@@ -29,21 +33,19 @@ enum Node<'j> {
     /// A number, `true`, `false` or `null`.
     Word(&'j str),
     Array(Vec<Node<'j>>),
-    /// By name; of several members of one name the last, where the first is.
+    /// By name, which is a JSON string as Jackson writes it; of several members of one name the last, where the first is.
     Object(Vec<(Cow<'j, str>, Node<'j>)>),
 }
 
-/// What all values in one place have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Shape {
-    Text,
-    Truth,
-    Int,
-    Long,
-    Double,
-    Null,
-    Array(Box<Shape>),
-    Object(Vec<(String, Shape)>),
+/// What the objects and arrays in one place consist of. All elements of an array are in one place.
+#[derive(Default)]
+struct Layout<'n> {
+    /// The members of all objects, by name.
+    members: Vec<(&'n str, Layout<'n>)>,
+    /// Where the members of all objects but the last are, by name.
+    places: BTreeMap<&'n str, usize>,
+    /// Of all arrays.
+    elements: Option<Box<Layout<'n>>>,
 }
 
 /// The value in a text that holds JSON: an object or an array as JSON without blanks, any other as a JSON string. Text
@@ -56,14 +58,13 @@ enum Shape {
 pub(super) fn expand(text: &str, nulls: bool) -> Result<String, &'static str> {
     let first = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>().next();
     let value = first.and_then(Result::ok).map(RawValue::get).filter(|_| text.starts_with(['{', '[']));
-    let Some(node) = value.and_then(node) else { return Ok(quoted(text)) };
-    let mut work = WORK_MAX;
-    let Some(shape) = node.shape(nulls, &mut work) else {
-        return if work == 0 { Err(TOO_MUCH) } else { Ok(quoted(text)) };
-    };
+    let node = value.and_then(node).filter(|node| node.has_schema(nulls) == Some(true));
+    let Some(node) = node else { return Ok(quoted(text)) };
+    let mut layout = Layout::default();
+    layout.add(&node, nulls);
     let mut json = String::with_capacity(text.len());
     // What is only escaped has no more than three times the bytes.
-    node.write(&shape, BYTES_MAX.max(text.len().saturating_mul(3)), &mut json)?;
+    node.write(&layout, BYTES_MAX.max(text.len().saturating_mul(3)), &mut json)?;
     Ok(json)
 }
 
@@ -76,7 +77,7 @@ struct Open<'j> {
     places: BTreeMap<Cow<'j, str>, usize>,
 }
 
-/// Reads valid JSON. `None`: it is nested too deep, or a member's name is no text.
+/// Reads valid JSON. `None`: it is nested too deep, or a number has too many digits.
 fn node(text: &str) -> Option<Node<'_>> {
     let mut open: Vec<Open<'_>> = Vec::new();
     for token in tokens(text) {
@@ -96,10 +97,12 @@ fn node(text: &str) -> Option<Node<'_>> {
             ("," | ":", _) => continue,
             ("}" | "]", _) => open.pop()?.node,
             (token, Some(Open { node: Node::Object(_), name: name @ None, .. })) => {
-                *name = Some(unquoted(token).ok()?);
+                let quoted = requoted(token);
+                *name = Some(if quoted == token { Cow::Borrowed(token) } else { Cow::Owned(quoted) });
                 continue;
             }
             (text, _) if text.starts_with('"') => Node::Text(text),
+            (number, _) if number.bytes().filter(u8::is_ascii_digit).count() > DIGITS_MAX => return None,
             (word, _) => Node::Word(word),
         };
         let Some(Open { node, name, places }) = open.last_mut() else { return Some(value) };
@@ -119,133 +122,132 @@ fn node(text: &str) -> Option<Node<'_>> {
 }
 
 impl Node<'_> {
-    /// `None`: there is none, or it was too much `work`, of which nothing is left then.
-    fn shape(&self, nulls: bool, work: &mut usize) -> Option<Shape> {
-        Some(match self {
-            Node::Text(_) => Shape::Text,
-            Node::Word("true" | "false") => Shape::Truth,
-            Node::Word("null") if nulls => Shape::Null,
-            Node::Word("null") => return None,
-            Node::Word(number) if number.contains(['.', 'e', 'E']) => Shape::Double,
-            Node::Word(number) if number.parse::<i32>().is_ok() => Shape::Int,
-            Node::Word(_) => Shape::Long,
-            Node::Array(elements) => Shape::Array(Box::new(shape_of_all(elements, nulls, work)?)),
+    /// Whether Debezium has a schema for it: `JsonSchemaData.toConnectSchema`. `None`: it fails, for the whole payload.
+    fn has_schema(&self, nulls: bool) -> Option<bool> {
+        match self {
+            Node::Word("null") => Some(nulls),
+            Node::Text(_) | Node::Word(_) => Some(true),
+            Node::Array(elements) if elements.is_empty() => Some(false),
+            Node::Array(elements) => {
+                let mut values = elements.iter().filter(|element| !element.is_null());
+                let Some(first) = values.next() else { return nulls.then_some(true) };
+                let schema_type = first.schema_type();
+                if values.any(|other| other.schema_type() != schema_type) {
+                    return None;
+                }
+                if matches!(first, Node::Object(_)) {
+                    return elements.iter().all(|element| element.has_schema(nulls).is_some()).then_some(true);
+                }
+                // Behind the first, arrays in an array may hold anything.
+                first.has_schema(nulls)?.then_some(true)
+            }
             Node::Object(members) => {
-                let mut shapes = Vec::with_capacity(members.len());
                 for (name, member) in members {
-                    if name.is_empty() {
+                    // `SchemaBuilder.field` takes no empty name.
+                    if member.has_schema(nulls)? && name == "\"\"" {
                         return None;
                     }
-                    match member.shape(nulls, work) {
-                        Some(shape) => shapes.push((name.clone().into_owned(), shape)),
-                        // A member is left out if it is null or an empty array.
-                        None if *work > 0 && (member.is_null() || member.is_empty_array()) => {}
-                        None => return None,
-                    }
                 }
-                Shape::Object(shapes)
+                Some(true)
             }
-        })
+        }
+    }
+
+    /// What has to be the same of the elements of an array: `JsonSchemaData.getFirstArrayElement`.
+    fn schema_type(&self) -> &'static str {
+        match self {
+            Node::Text(_) => "STRING",
+            Node::Word("null") => "NULL",
+            Node::Word("true" | "false") => "BOOLEAN",
+            Node::Word(number) if number.parse::<i32>().is_ok() => "INT32",
+            Node::Word(number) if number.parse::<i64>().is_ok() => "INT64",
+            Node::Word(_) => "FLOAT64",
+            Node::Array(_) => "ARRAY",
+            Node::Object(_) => "STRUCT",
+        }
     }
 
     fn is_null(&self) -> bool {
         matches!(self, Node::Word("null"))
     }
 
-    fn is_empty_array(&self) -> bool {
-        matches!(self, Node::Array(elements) if elements.is_empty())
+    /// Whether it is no member of an object, unless another object in its place has the member.
+    fn is_left_out(&self, nulls: bool) -> bool {
+        match self {
+            Node::Array(elements) => elements.is_empty(),
+            Node::Word(_) => self.is_null() && !nulls,
+            Node::Text(_) | Node::Object(_) => false,
+        }
     }
 
     /// # Errors
     /// It comes to more than `bytes_max`.
-    fn write(&self, shape: &Shape, bytes_max: usize, json: &mut String) -> Result<(), &'static str> {
+    fn write(&self, layout: &Layout<'_>, bytes_max: usize, json: &mut String) -> Result<(), &'static str> {
         if json.len() > bytes_max {
             return Err(TOO_MUCH);
         }
-        match (self, shape) {
-            (Node::Object(members), Shape::Object(shapes)) => {
+        match self {
+            Node::Object(members) => {
                 let members: BTreeMap<_, _> = members.iter().map(|(name, member)| (name.as_ref(), member)).collect();
                 json.push('{');
-                for (number, (name, shape)) in shapes.iter().enumerate() {
+                for (number, (name, layout)) in layout.members.iter().enumerate() {
                     if number > 0 {
                         json.push(',');
                     }
-                    json.push_str(&quoted(name));
+                    json.push_str(name);
                     json.push(':');
-                    members.get(name.as_str()).unwrap_or(&&Node::Word("null")).write(shape, bytes_max, json)?;
+                    members.get(name).unwrap_or(&&Node::Word("null")).write(layout, bytes_max, json)?;
                 }
                 json.push('}');
             }
-            (Node::Array(elements), Shape::Array(shape)) => {
+            Node::Array(elements) => {
                 json.push('[');
                 for (number, element) in elements.iter().enumerate() {
                     if number > 0 {
                         json.push(',');
                     }
-                    element.write(shape, bytes_max, json)?;
+                    element.write(layout.elements.as_deref().unwrap_or(layout), bytes_max, json)?;
                 }
                 json.push(']');
             }
-            (Node::Text(text), _) => json.push_str(&requoted(text)),
-            (Node::Word("-0"), Shape::Int) => json.push('0'),
-            (Node::Word(number), Shape::Double) if !self.is_null() => match number.parse::<f64>() {
+            Node::Text(text) => json.push_str(&requoted(text)),
+            Node::Word("-0") => json.push('0'),
+            Node::Word(number) if number.contains(['.', 'e', 'E']) => match number.parse::<f64>() {
                 Ok(infinite) if infinite.is_infinite() => json.push_str(&quoted(&double(infinite))),
                 Ok(finite) => json.push_str(&double(finite)),
+                // `true` and `false`.
                 Err(_) => json.push_str(number),
             },
-            (Node::Word(word), _) => json.push_str(word),
-            (Node::Object(_) | Node::Array(_), _) => {}
+            Node::Word(word) => json.push_str(word),
         }
         Ok(())
     }
 }
 
-/// What the elements of an array have in common, likewise. An empty array behind other arrays is like those.
-fn shape_of_all(elements: &[Node<'_>], nulls: bool, work: &mut usize) -> Option<Shape> {
-    let mut all: Option<Shape> = None;
-    for element in elements.iter().filter(|element| !element.is_null()) {
-        all = Some(match all {
-            None => element.shape(nulls, work)?,
-            Some(before) if element.is_empty_array() => merged(before, Shape::Array(Box::new(Shape::Null)), work)?,
-            Some(before) => merged(before, element.shape(nulls, work)?, work)?,
-        });
-    }
-    let none_but_nulls = nulls && !elements.is_empty();
-    all.or(none_but_nulls.then_some(Shape::Null))
-}
-
-/// `None`: the two have nothing in common, or it was too much `work`.
-fn merged(before: Shape, other: Shape, work: &mut usize) -> Option<Shape> {
-    Some(match (before, other) {
-        (Shape::Object(mut before), Shape::Object(other)) => {
-            let mut places: Option<BTreeMap<String, usize>> = None;
-            for (at, (name, shape)) in other.into_iter().enumerate() {
-                // Mostly they have the same members in the same order, and nothing has to be looked for.
-                let here = before.get(at).is_some_and(|(known, _)| *known == name);
-                let place = if here {
-                    Some(at)
-                } else {
-                    if places.is_none() {
-                        *work = work.saturating_sub(before.len());
+impl<'n> Layout<'n> {
+    fn add(&mut self, node: &'n Node<'_>, nulls: bool) {
+        match node {
+            Node::Text(_) | Node::Word(_) => {}
+            Node::Array(elements) => {
+                let layout = self.elements.get_or_insert_default();
+                elements.iter().for_each(|element| layout.add(element, nulls));
+            }
+            Node::Object(members) => {
+                // The names of one object differ, so those of the objects before it suffice.
+                let added = self.members.iter().enumerate().skip(self.places.len());
+                self.places.extend(added.map(|(place, (name, _))| (*name, place)));
+                for (name, member) in members.iter().filter(|(_, member)| !member.is_left_out(nulls)) {
+                    let place = self.places.get(name.as_ref()).copied().unwrap_or(self.members.len());
+                    if place == self.members.len() {
+                        self.members.push((name, Layout::default()));
                     }
-                    if *work == 0 {
-                        return None;
+                    if let Some((_, layout)) = self.members.get_mut(place) {
+                        layout.add(member, nulls);
                     }
-                    let names = || before.iter().enumerate().map(|(place, (name, _))| (name.clone(), place)).collect();
-                    places.get_or_insert_with(names).get(&name).copied()
-                };
-                match place.and_then(|place| before.get_mut(place)) {
-                    Some((_, known)) => *known = merged(replace(known, Shape::Null), shape, work)?,
-                    None => before.push((name, shape)),
                 }
             }
-            Shape::Object(before)
         }
-        (Shape::Array(before), Shape::Array(other)) => Shape::Array(Box::new(merged(*before, *other, work)?)),
-        (Shape::Null, one) | (one, Shape::Null) => one,
-        (before, other) if before == other => before,
-        _ => return None,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -274,12 +276,73 @@ mod tests {
             ("[1,2", None),
             (r#"{"a":NaN}"#, None),
             (r#"{"a":1,}"#, None),
-            (r#"{"\ud83d": 1}"#, None),
+            (r#"{"\ud83d": 1, "\u0061": 2}"#, Some(r#"{"\uD83D":1,"a":2}"#)),
         ] {
             assert_eq!(expand(text, false).unwrap(), expected.map_or_else(|| quoted(text), str::to_owned));
         }
+        for (digits, is_read) in [(DIGITS_MAX, true), (DIGITS_MAX + 1, false)] {
+            let text = format!("[{}]", "7".repeat(digits));
+            assert_eq!(expand(&text, false).unwrap(), if is_read { text } else { quoted(&text) });
+        }
         let far_too_deep = deep(100_000);
         assert_eq!(expand(&far_too_deep, false), Ok(quoted(&far_too_deep)));
+    }
+
+    /// What comes of a text: itself, itself as a JSON string, or this.
+    const SAME: &str = "same";
+    const STRING: &str = "string";
+
+    fn assert_expanded(text: &str, nulls: bool, expected: &str) {
+        let expected = match expected {
+            SAME => text.to_owned(),
+            STRING => quoted(text),
+            json => json.to_owned(),
+        };
+        assert_eq!(expand(text, nulls), Ok(expected), "{text}, nulls {nulls}");
+    }
+
+    #[test]
+    fn elements_of_arrays_become_alike_and_nothing_is_lost() {
+        for (text, expected) in [
+            // Debezium has `a` before `b` or `b` before `a`, by the hash codes of the two schemas.
+            (r#"{"f":[{"b":1,"a":null},{"a":2}]}"#, r#"{"f":[{"b":1,"a":null},{"b":null,"a":2}]}"#),
+            (r#"{"f":[{"b":1},{"c":2,"b":3}]}"#, r#"{"f":[{"b":1,"c":null},{"b":3,"c":2}]}"#),
+            (r#"{"a":[{"x":[]},{"x":[1]}]}"#, SAME),
+            (r#"{"a":[{"x":[]},{"x":[]}]}"#, r#"{"a":[{},{}]}"#),
+            (r#"{"a":[null,[]]}"#, STRING),
+            // `toConnectSchemaWithCycles` takes the schema of arrays in an array from the first, whatever the others hold.
+            (r#"{"a":[[1],[null]]}"#, SAME),
+            (r#"{"a":[[[1]],[[]],[]]}"#, SAME),
+            (r#"{"a":[[{"b":1}],[{"c":[null]}]]}"#, r#"{"a":[[{"b":1,"c":null}],[{"b":null,"c":[null]}]]}"#),
+            // `decimalValue` of what is no `long` does not fit FLOAT64, which Debezium finds only after the schema.
+            ("[1,2.5]", STRING),
+            ("[1,3000000000]", STRING),
+            ("[3000000000,12345678901234567890]", STRING),
+            ("[1.5,12345678901234567890]", SAME),
+            (r#"[1,"a"]"#, STRING),
+            ("[true,1]", STRING),
+            ("[true,null,false]", SAME),
+            // Each object has a schema. Where their members differ in type, `Struct.put` fails.
+            (r#"{"a":[{"p":10},{"p":9.50}]}"#, r#"{"a":[{"p":10},{"p":9.5}]}"#),
+            (r#"[{"x":1},{"x":{"z":1}},{"x":["s"]}]"#, SAME),
+            (r#"[{"x":{"a":1}},{"x":{"b":2}}]"#, r#"[{"x":{"a":1,"b":null}},{"x":{"a":null,"b":2}}]"#),
+            (r#"{"":1}"#, STRING),
+        ] {
+            assert_expanded(text, false, expected);
+            assert_expanded(text, true, expected);
+        }
+        for (text, without_nulls, with_nulls) in [
+            (r#"{"a":null,"b":{"c":null},"d":[]}"#, r#"{"b":{}}"#, r#"{"a":null,"b":{"c":null}}"#),
+            (r#"{"a":[null,{"x":null},{}]}"#, r#"{"a":[null,{},{}]}"#, r#"{"a":[null,{"x":null},{"x":null}]}"#),
+            (r#"{"a":[null]}"#, STRING, SAME),
+            (r#"{"a":[{"x":[null]}]}"#, STRING, SAME),
+            (r#"{"a":[[null]]}"#, STRING, SAME),
+            // A member without a schema is none, and its name does not count.
+            (r#"{"":null,"a":1}"#, r#"{"a":1}"#, STRING),
+        ] {
+            assert_expanded(text, false, without_nulls);
+            assert_expanded(text, true, with_nulls);
+        }
     }
 
     #[test]
