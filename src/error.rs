@@ -1,7 +1,7 @@
-//! What went wrong, what becomes of it, what to do, and the exit code an operator's script sees.
+//! Errors: the cause, the consequence, the remedy and the exit code.
 //!
-//! A module reports *what happened* in its own small error; this one says *what follows*. [`Kind::disposition`] is
-//! the one table from kind to consequence, exhaustive on purpose: a new kind cannot forget to choose.
+//! A module describes *what happened* in an error type of its own. This module decides *what follows*:
+//! [`Kind::disposition`] is the one table, exhaustive on purpose, so that a new kind must choose.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,34 +11,33 @@ use crate::position::Lsn;
 /// The consequence of an error for the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
-    /// It heals by itself, or somebody is already at it: try again with back-off, for as long as it takes.
+    /// The fault is temporary, or is being repaired: retry with back-off, without a limit.
     Retry,
-    /// An operator can heal it while the relay runs: try again as `delivery.retry_…` says, then give the events up as
-    /// `delivery.on_error` says.
+    /// An operator can repair the fault while the relay runs: retry according to `delivery.retry_…`, then give the
+    /// events up according to `delivery.on_error`.
     RetryThenGiveUp,
-    /// This event cannot be delivered, and no later try changes that: it is given up as `delivery.on_error` says, which
-    /// is to stop unless something else was asked for.
+    /// This event cannot be delivered, and a retry does not help: give it up according to `delivery.on_error`.
     GiveUp,
-    /// A person has to act: stop with the cause, the remedy and an exit code.
+    /// An operator has to act: stop with the cause, the remedy and an exit code.
     Halt,
 }
 
-/// Every way a command can end other than well.
+/// The reasons for which a command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A flag, variable or configuration file cannot be meant as written.
+    /// A flag, variable or configuration file is invalid.
     Config,
-    /// Postgres cannot be reached, went away, is starting or shutting down, or fell silent.
+    /// Postgres cannot be reached, closed the connection, is starting or shutting down, or sends nothing.
     PostgresUnreachable,
-    /// Postgres refuses us: password, role, database, TLS.
+    /// Postgres refuses the connection or the role: password, role, database, TLS.
     PostgresRefused,
-    /// The server cannot serve a logical slot as it is set up: version, `wal_level`.
+    /// The server does not support a logical slot: version, `wal_level`.
     PostgresUnfit,
     /// Another session streams from the slot.
     SlotActive,
-    /// The slot does not exist, is lost, or is not one of ours to read.
+    /// The slot does not exist, is lost, or is not one that walrelay can read.
     SlotUnusable,
-    /// Publication or outbox table are not as events need them.
+    /// The publication or the outbox table lacks something that events need.
     Publication,
     /// Server, timeline, slot and stored position do not belong together.
     PositionMismatch,
@@ -46,24 +45,24 @@ pub enum Kind {
     Event,
     /// An event cannot be produced: the broker or librdkafka refused this record for good.
     Record,
-    /// The same, because the record is larger than they take.
+    /// As [`Kind::Record`], because the record is too large.
     RecordTooLarge,
-    /// The broker cannot be reached, or a producer failed in a way a new one may heal.
+    /// The broker cannot be reached, or the producer failed and a new one may work.
     KafkaUnreachable,
-    /// The broker refuses records for this topic: it is not there, or not ours to write to.
+    /// The broker refuses records for this topic: it does not exist, or the client may not write to it.
     TopicRefused,
-    /// The broker refuses us, or the topic that keeps the position is not fit for it.
+    /// The broker refuses the client, or the topic of the position has unsuitable settings.
     KafkaRefused,
-    /// The relay was told to stop and the deadline passed with events not acked. They are delivered at next start.
-    /// `replay`, `dead-letters`: it was told to stop before all was published or settled.
+    /// The relay was stopped, and the deadline passed with events that are not acked. The next start delivers them. For
+    /// `replay` and `dead-letters`: the command was stopped before all events were published or resolved.
     ShutdownTimeout,
-    /// `status`: the slot is there, and not well.
+    /// `status`: the slot exists and is unhealthy.
     Unhealthy,
     /// `demo`: the run did not verify. `verify`: outbox and topics differ.
     NotVerified,
-    /// `config import`: something was left that changes, or may change, what consumers see.
+    /// `config import`: a setting was not carried over that changes, or may change, what consumers see.
     NotCarried,
-    /// `replay`: no row was what was asked for. `dead-letters`: no letter was. `parked`: no event was.
+    /// `replay`: no row matches. `dead-letters`: no dead letter. `parked`: no event.
     NothingMatched,
     /// A prerequisite on this machine is missing.
     Prerequisite,
@@ -95,8 +94,7 @@ impl Kind {
         }
     }
 
-    /// What to do where an error of this kind has no remedy of its own; none where a command found something, which is no
-    /// fault.
+    /// The remedy for errors of this kind without one of their own; none for a kind that reports a finding.
     pub fn remedy(self) -> Option<Remedy> {
         let setup_plan = || NextCommand::new("setup").flag("dry-run");
         Some(match self {
@@ -144,17 +142,17 @@ impl Kind {
         })
     }
 
-    /// Whether trying again by itself is no use.
+    /// Whether an automatic retry is useless.
     pub const fn halts(self) -> bool {
         !matches!(self.disposition(), Disposition::Retry | Disposition::RetryThenGiveUp)
     }
 
-    /// Whether nothing more is delivered by the producer it happened to.
+    /// Whether the producer delivers nothing after an error of this kind.
     pub const fn ends_producer(self) -> bool {
         matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
     }
 
-    /// What is wrong with an event that is given up, in a word that dead letters, metrics and commands use: never renamed.
+    /// The class of an event that is given up, in dead letters, metrics and commands. Never renamed.
     pub fn class(self) -> &'static str {
         if self == Kind::Event {
             "unroutable"
@@ -167,7 +165,7 @@ impl Kind {
         }
     }
 
-    /// The exit code, part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
+    /// The exit code. Part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
             Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => 1,
@@ -190,10 +188,9 @@ impl Kind {
     }
 }
 
-/// What to do about an error: text, and commands of walrelay in it.
+/// A remedy: text with `walrelay` commands.
 ///
-/// `Display` writes the commands with their own flags only. The command line adds the flags it was started with, see
-/// [`Error::with_commands`].
+/// `Display` writes the commands with their own flags only; [`Error::with_commands`] adds those of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy(Vec<Part>);
 
@@ -204,14 +201,14 @@ enum Part {
 }
 
 impl Remedy {
-    /// The same, followed by `next`: text, a command or another remedy.
+    /// Appends `next`: text, a command or another remedy.
     #[must_use]
     pub fn and(mut self, next: impl Into<Remedy>) -> Self {
         self.0.extend(next.into().0);
         self
     }
 
-    /// All of `remedies`, with semicolons between. A semicolon at the end of one, as of SQL, is left out.
+    /// Joins `remedies` with semicolons. A semicolon at the end of a remedy, as of SQL, is dropped.
     pub fn joined(remedies: impl IntoIterator<Item = Remedy>) -> Remedy {
         let mut parts = Vec::new();
         for mut remedy in remedies {
@@ -263,7 +260,7 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// A `walrelay` command that somebody is told to run.
+/// A `walrelay` command for the operator to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NextCommand {
     name: &'static str,
@@ -273,33 +270,33 @@ pub struct NextCommand {
 /// A flag of a [`NextCommand`], without its dashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flag {
-    /// The flag's long name.
+    /// The long name.
     pub name: &'static str,
-    /// The value behind the flag as it is typed in a shell, if the flag takes one.
+    /// The value as typed in a shell, if the flag takes one.
     pub value: Option<String>,
 }
 
 impl NextCommand {
-    /// `name` as it is typed behind `walrelay`, such as `parked list`.
+    /// `name` is the subcommand, such as `parked list`.
     pub fn new(name: &'static str) -> Self {
         NextCommand { name, flags: Vec::new() }
     }
 
-    /// The same with a flag that takes no value.
+    /// Adds a flag that takes no value.
     #[must_use]
     pub fn flag(mut self, name: &'static str) -> Self {
         self.flags.push(Flag { name, value: None });
         self
     }
 
-    /// The same with a flag and its value, as it is typed in a shell.
+    /// Adds a flag with its value, as typed in a shell.
     #[must_use]
     pub fn option(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.flags.push(Flag { name, value: Some(value.to_string()) });
         self
     }
 
-    /// The same with those of `flags` in front that the command does not have yet.
+    /// Puts the flags that the command lacks in front of its own.
     #[must_use]
     pub fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
@@ -308,7 +305,7 @@ impl NextCommand {
         self
     }
 
-    /// What is typed behind `walrelay`, without flags.
+    /// The subcommand, without flags.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -327,36 +324,36 @@ impl fmt::Display for NextCommand {
     }
 }
 
-/// What happened, to what, and what to do about it.
+/// An error: the cause, its subject and the remedy.
 ///
-/// `cause` is one line in the operator's words and names the slot or topic. The error holds no payload, no secret and
+/// `cause` is one line in the operator's terms that names the slot or topic. An error holds no payload, no secret and
 /// no connection string. `Display` writes everything but the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Fields>);
 
-/// The fields of an [`Error`]. The public ones are for the relay alone: nothing shows them.
+/// The fields of an [`Error`]. The public ones are for the relay's decisions; `Display` does not write them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fields {
     kind: Kind,
-    /// Where it happened, or what was being done.
+    /// Where it happened, or the operation that failed.
     subject: Option<String>,
     row: Option<String>,
     cause: String,
     remedy: Option<Remedy>,
     topic: Option<String>,
-    /// How often the topic was tried by now.
+    /// The number of attempts for the topic so far.
     pub attempts: u32,
-    /// How often the event may be tried, where the event says so itself.
+    /// The greatest number of attempts for the event, if the event sets one.
     pub max_attempts: Option<u32>,
-    /// The size of a record that was refused for its size, or was sent with one that was.
+    /// The size of a record that was rejected for its size, or was sent together with such a record.
     pub record_bytes: Option<usize>,
 }
 
-/// The result of anything an operator can be told about.
+/// A result whose error can be shown to an operator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
+    /// An error with its cause. Add the remedy with [`Error::remedy`] where an operator has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
         Error(Box::new(Fields {
             kind,
@@ -385,7 +382,7 @@ impl Error {
         self
     }
 
-    /// Replaces each command in the remedy of the error, or of its kind, by `complete` of it.
+    /// Replaces each command in the remedy, or in the remedy of the kind, by `complete` of it.
     #[must_use]
     pub fn with_commands(mut self, complete: impl Fn(NextCommand) -> NextCommand) -> Self {
         self.remedy = self.remedy.take().or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
@@ -398,7 +395,7 @@ impl Error {
         self
     }
 
-    /// Replaces the kind and keeps the remedy of the former kind.
+    /// Replaces the kind, and keeps the remedy of the previous kind.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Self {
         self.remedy = self.any_remedy();
@@ -406,7 +403,7 @@ impl Error {
         self
     }
 
-    /// Says where it happened, or what was being done, in front of the subject so far.
+    /// Puts `subject`, a place or an operation, before the present subject.
     #[must_use]
     pub fn about(mut self, subject: impl fmt::Display) -> Self {
         self.subject = Some(match &self.subject {
@@ -416,21 +413,21 @@ impl Error {
         self
     }
 
-    /// Adds the reason behind the cause.
+    /// Appends `reason` to the cause.
     #[must_use]
     pub fn because(mut self, reason: impl fmt::Display) -> Self {
         self.cause = format!("{}: {reason}", self.cause);
         self
     }
 
-    /// Names the row, unless it is known; `row` is fit to be shown.
+    /// Names the row, unless the error already names one. `row` must be safe to show.
     #[must_use]
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
         self.row.get_or_insert_with(|| row.to_string());
         self
     }
 
-    /// Names the event of which only the place is known.
+    /// Names an event by its place.
     #[must_use]
     pub fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
         self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
@@ -453,12 +450,12 @@ impl Error {
         self.kind
     }
 
-    /// What happened, in one line, without row and subject.
+    /// The cause, in one line, without row and subject.
     pub fn cause(&self) -> &str {
         &self.cause
     }
 
-    /// What to do, where a person can do something: always where one has to.
+    /// The remedy of the error; without one, that of its kind if an automatic retry is useless.
     pub fn any_remedy(&self) -> Option<Remedy> {
         self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }

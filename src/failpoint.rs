@@ -1,33 +1,31 @@
-//! Points between received and confirmed where a test may stop, slow or kill the process.
+//! Points between received and confirmed where a test can stop, slow or kill the process.
 //!
-//! Built in with the feature `failpoints` only. `FAILPOINTS="stored=3*off->return"` kills the process, as `kill -9`
-//! would, the fourth time it gets to `stored`; `sleep(100)` in place of `return` slows it. `tests/live/points.rs` kills
-//! it at each.
+//! Compiled in only with the feature `failpoints`. `FAILPOINTS="stored=3*off->return"` kills the process, as `kill -9`
+//! would, when it reaches `stored` for the fourth time. `sleep(100)` instead of `return` slows it.
+//! `tests/live/points.rs` kills it at each point.
 
-/// Every point, in the order an event passes them.
+/// Points of each event, in order.
 pub const POINTS: [&str; 8] =
     ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
 
-/// Points on the way of rows that are read from the table, of rows that are marked, of those that go, and of events that
-/// waited.
+/// Points of rows: read from the table, marked, deleted; and of parked events.
 pub const TABLE_POINTS: [&str; 10] =
     ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
 
-/// Where the position is in the open transaction, and nothing is committed yet.
+/// The point where the open Kafka transaction contains the position and is not committed.
 pub const TRANSACTION_POINTS: [&str; 1] = ["committing"];
 
-/// Arms what `FAILPOINTS` names, for as long as the process lives. Nothing else reads the variable, and without the
-/// feature nothing does.
+/// Arms the points that `FAILPOINTS` names, until the process ends. Without the feature, nothing reads the variable.
 ///
 /// # Panics
-/// What is in the variable is no list of points and actions.
+/// The variable is not a list of points and actions.
 pub fn arm() {
-    // Dropping it would disarm every point.
+    // Dropping the scenario would disarm every point.
     #[cfg(feature = "failpoints")]
     std::mem::forget(fail::FailScenario::setup());
 }
 
-/// The process got to `point`.
+/// Runs the action of `point`, if it is armed.
 #[inline]
 pub(crate) fn reached(point: &str) {
     let named = POINTS.iter().chain(&TABLE_POINTS).chain(&TRANSACTION_POINTS).any(|named| *named == point);

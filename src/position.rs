@@ -1,13 +1,13 @@
-//! Where in the write-ahead log something is, and up to where everything was delivered.
+//! LSNs, and the position: how far the relay has delivered.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A log sequence number: a byte position in the write-ahead log of one server and timeline.
+/// A log sequence number: a byte position in the WAL of one server and timeline.
 ///
-/// Written and read as Postgres does, `X/Y` in hexadecimal. Zero means "none".
+/// The text form is that of Postgres, `X/Y` in hexadecimal. Zero means "none".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lsn(u64);
 
@@ -20,7 +20,7 @@ impl Lsn {
         Lsn(bytes)
     }
 
-    /// The byte position.
+    /// The byte position, as a number.
     pub const fn as_u64(self) -> u64 {
         self.0
     }
@@ -30,7 +30,7 @@ impl Lsn {
         self.0 == 0
     }
 
-    /// Bytes from `earlier` to here; zero where `earlier` is ahead.
+    /// Bytes from `earlier` to this LSN; zero if `earlier` is ahead.
     pub const fn bytes_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -82,27 +82,27 @@ impl<'de> Deserialize<'de> for Lsn {
     }
 }
 
-/// How far into one transaction delivery has come: the transaction is named by the LSN of its commit record.
+/// The delivered part of one transaction.
 ///
-/// The commit record's LSN is what a `Begin` message carries, so the transaction is recognised before any of its
-/// events; the end of that record is known only at its `Commit`.
+/// The LSN of the commit record names the transaction. A `Begin` message carries it, so the transaction is recognised
+/// before its first event. The end of the record is known only at the `Commit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Partial {
     /// LSN of the transaction's commit record: at or above [`Position::end_lsn`].
     pub commit_lsn: Lsn,
-    /// How many of its events, counted from the first, were delivered. At least 1.
+    /// The number of delivered events, counted from the first. At least 1.
     pub index: u64,
 }
 
-/// Up to where everything was delivered: a commit end LSN plus the index in the transaction after it (P1).
+/// How far the relay has delivered: a commit end LSN and the index in the next transaction (P1).
 ///
-/// Everything in transactions that end at or below `end_lsn` was delivered, and of the transaction in `partial` its
-/// first `index` events. It is never a row's LSN: rows of later commits can lie below positions already confirmed.
+/// Delivered are all transactions that end at or below `end_lsn`, and the first `index` events of the transaction in
+/// `partial`. Never the LSN of a row: rows of later commits can lie below positions that are already confirmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Position {
-    /// End of the last wholly delivered transaction, or a keepalive position behind it.
+    /// End of the last completely delivered transaction, or the LSN of a keepalive after it.
     pub end_lsn: Lsn,
-    /// The transaction that is under way, if any of its events was delivered.
+    /// The transaction of which some events, but not all, are delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<Partial>,
 }
@@ -113,14 +113,14 @@ impl Position {
         Position { end_lsn, partial: None }
     }
 
-    /// Whether the transaction whose commit record starts at `commit_lsn` was wholly delivered.
+    /// Whether the transaction whose commit record starts at `commit_lsn` is completely delivered.
     ///
-    /// A position lies on record boundaries, so the record ends at or below it exactly where it starts below it.
+    /// Positions are record boundaries: a record ends at or below one if and only if it starts below it.
     pub fn covers(&self, commit_lsn: Lsn) -> bool {
         commit_lsn < self.end_lsn
     }
 
-    /// How many events of the transaction at `commit_lsn`, which is not covered, were delivered.
+    /// The number of delivered events of the transaction at `commit_lsn`, which must not be covered.
     pub fn delivered_of(&self, commit_lsn: Lsn) -> u64 {
         match self.partial {
             Some(partial) if partial.commit_lsn == commit_lsn => partial.index,

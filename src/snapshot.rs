@@ -1,7 +1,7 @@
 //! `pg_snapshot` as a value: the transactions that were visible at one moment.
 //!
-//! A transaction is visible in a snapshot if it had committed when the snapshot was taken, and neither its id nor the time of
-//! its commit tells: `xmin:xmax:xip,…` does. Transaction ids are the 64-bit ones of `xid8`, which do not wrap
+//! A transaction is visible in a snapshot if it had committed when the snapshot was taken. Neither its id nor the time
+//! of its commit shows that; `xmin:xmax:xip,…` does. Transaction ids are the 64-bit ones of `xid8`, which do not wrap
 //! (<https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT>).
 
 use std::fmt;
@@ -9,9 +9,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which transactions had ended: all below `xmin`, none from `xmax` on, and between them all but those listed.
+/// The transactions that had ended: all below `xmin`, none from `xmax` on, and between the two all but the listed ones.
 ///
-/// One that had ended may have rolled back; it left no row that anybody sees.
+/// A transaction that had ended may have rolled back; its rows are never visible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     xmin: u64,
@@ -21,17 +21,17 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The oldest transaction that was under way: everything below it had ended.
+    /// The oldest running transaction. All transactions below it had ended.
     pub fn xmin(&self) -> u64 {
         self.xmin
     }
 
-    /// The first transaction id that was not assigned yet.
+    /// The lowest transaction id that was not assigned yet.
     pub fn xmax(&self) -> u64 {
         self.xmax
     }
 
-    /// One that sees exactly the transactions below this id.
+    /// A snapshot that sees exactly the transactions below `xid`.
     pub fn below(xid: u64) -> Snapshot {
         Snapshot { xmin: xid, xmax: xid, running: Vec::new() }
     }
@@ -41,11 +41,11 @@ impl Snapshot {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
-    /// The 64-bit id of a transaction that ran when this snapshot was taken or within two thousand million
-    /// transactions of it, of which only the lower half is known: that is all a `Begin` message has.
+    /// The 64-bit id of a transaction from its lower half, which is all that a `Begin` message has. The transaction
+    /// must lie within 2^31 transactions of this snapshot.
     pub fn widen(&self, xid: u32) -> u64 {
         let low = u32::try_from(self.xmax & u64::from(u32::MAX)).unwrap_or_default();
-        // Two's complement: how far ahead of, or behind, the snapshot on the circle of 32-bit ids.
+        // Two's complement: the distance from the snapshot, forwards or backwards, on the circle of 32-bit ids.
         let distance = xid.wrapping_sub(low).cast_signed();
         self.xmax.saturating_add_signed(i64::from(distance))
     }
@@ -83,8 +83,8 @@ impl FromStr for Snapshot {
         if xmin == 0 || xmax == 0 || !ascends || !is_inside {
             return Err(SnapshotParseError);
         }
-        // The snapshot a slot exports may have xmin above xmax. Postgres looks at xmin first, so all below it is seen; as
-        // text it does not take such a one back.
+        // A snapshot that a slot exports can have an xmin above its xmax. Postgres compares with xmin first, so such a
+        // snapshot sees all transactions below xmin; but Postgres rejects it as text.
         Ok(Snapshot { xmin, xmax: xmax.max(xmin), running })
     }
 }

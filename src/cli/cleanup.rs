@@ -18,7 +18,6 @@ use crate::state::{self, Stored};
 use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 
-/// The longest age and pause that make sense.
 const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 

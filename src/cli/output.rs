@@ -12,7 +12,6 @@ use crate::error::{Error, Kind, Result};
 /// The time between two messages about the progress of a command.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
-/// The reason for the early end of a command.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Error(Error),
@@ -28,8 +27,7 @@ impl From<Error> for Failure {
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// Prints `text` to standard output. Does nothing after the end of the reader: the command goes on, and its exit code
-/// stays the same.
+/// Prints `text` to standard output. After the end of the reader it does nothing: the command and its exit code go on.
 pub(crate) fn print(text: &str) -> Outcome {
     match print_to_reader(text) {
         Err(Failure::PipeClosed) => Ok(()),
@@ -53,17 +51,14 @@ pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }
 
-/// Prints a value as JSON on several lines.
 pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
 }
 
-/// Prints `value` as JSON if `is_json`, else `text`.
 pub(crate) fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcome {
     if is_json { print_json(value) } else { print(text) }
 }
 
-/// A value as JSON on one line.
 pub(crate) fn json_line(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(no_json)
 }
@@ -194,7 +189,6 @@ fn judged(answer: &str) -> Result<()> {
     }
 }
 
-/// A time in the form of RFC 3339.
 pub(crate) fn time(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
 }
@@ -225,7 +219,7 @@ fn escaped(character: char) -> Vec<char> {
     }
 }
 
-/// At most `chars` of a text; `…` stands for the rest.
+/// At most `chars` of a text; `…` replaces the rest.
 pub(crate) fn cut(text: &str, chars: usize) -> String {
     if text.chars().count() <= chars {
         return text.to_owned();
@@ -235,8 +229,7 @@ pub(crate) fn cut(text: &str, chars: usize) -> String {
     head
 }
 
-/// Rows under each other, cells in line. The last cell of a row may have any length. Control characters become spaces:
-/// each row stays one line.
+/// Rows as aligned columns. The last cell of a row may have any length. Control characters become spaces.
 pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
     let width =
@@ -261,7 +254,7 @@ pub(crate) fn notes(notes: &[String]) -> String {
     notes.iter().map(|note| format!("note: {}\n", note.replace(char::is_control, " "))).collect()
 }
 
-/// Rows under each other, cells in line, lines cut to `width`.
+/// As [`aligned`], with each line cut to `width`.
 pub(crate) fn table<R: AsRef<[String]>>(rows: &[R], width: Option<usize>) -> String {
     let lines = aligned(rows);
     lines.lines().map(|line| cut(line, width.unwrap_or(usize::MAX))).collect::<Vec<_>>().join("\n")

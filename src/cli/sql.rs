@@ -14,12 +14,11 @@ use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
 
-/// A session for one command.
 #[derive(Debug)]
 pub(crate) struct Session(SqlSession);
 
 impl Session {
-    /// Opens it; `command` is what the server shows as `application_name`.
+    /// Opens a session; the server shows it as `walrelay COMMAND`.
     pub(crate) async fn connect(database: &ConnInfo, command: &str) -> Result<Session> {
         Ok(Session(SqlSession::connect(database, &format!("walrelay {command}")).await?))
     }
@@ -28,17 +27,16 @@ impl Session {
         self.0.client()
     }
 
-    /// The one row of `sql`, or none. `what` follows "while" in errors.
+    /// The only row of `sql`, or none. `what` follows "while" in errors.
     pub(crate) async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
         self.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
-    /// All rows of `sql`.
     pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
         self.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
-    /// All rows of `sql` as text, as the stream would print them: a cast to text would not (`true` for `t`).
+    /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true` for `t`).
     pub(crate) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
         let messages = self.client().simple_query(sql).await?;
         let rows = messages
@@ -47,18 +45,16 @@ impl Session {
         rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
     }
 
-    /// Runs statements that give nothing back.
     pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
         self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 }
 
-/// Whether an error is about a value that was given: class 22, data exception.
+/// Whether the error is about a value: class 22, data exception.
 pub(crate) fn is_about_value(code: &SqlState) -> bool {
     code.code().starts_with("22")
 }
 
-/// A column of a row, by name.
 pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> {
     row.try_get(name).map_err(|error| Error::new(Kind::Bug, format!("column {name} of a query of ours: {error}")))
 }
@@ -66,7 +62,7 @@ pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> 
 /// The table's DDL: the first migration.
 pub(crate) const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
 pub(crate) const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
-/// The publication where only messages are relayed.
+/// The publication for messages only.
 pub(crate) const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
 pub(crate) const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
 /// The slot, before Postgres 17.
@@ -75,26 +71,23 @@ pub(crate) const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
 pub(crate) const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
 pub(crate) const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
 
-/// What a placeholder stands for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Value<'a> {
-    /// A name, put in as a quoted identifier.
+    /// A name, inserted as a quoted identifier.
     Name(&'a str),
-    /// A table, put in with its schema.
     Table(&'a TableName),
-    /// Tables, put in with their schemas and commas between.
+    /// Tables, inserted with their schemas and commas between.
     Tables(&'a [&'a TableName]),
-    /// Text, put in as a quoted literal.
     Text(&'a str),
 }
 
-/// `template` with every `{placeholder}` replaced by its quoted value. What is put in is not looked at again.
+/// `template` with a quoted value for every `{placeholder}`. Inserted text is not searched for placeholders.
 pub(crate) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> Result<String> {
     let mut sql = String::with_capacity(template.len());
     let mut rest = template;
     while let Some((before, after)) = rest.split_once('{') {
         sql.push_str(before);
-        // A brace that encloses no name is SQL's own, as in a pattern's {1,200}.
+        // A brace that encloses no name belongs to the SQL, as in a pattern's {1,200}.
         let name = after.split_once('}').filter(|(name, _)| is_placeholder(name));
         let Some((name, behind)) = name else {
             sql.push('{');
@@ -129,16 +122,16 @@ fn quoted(value: Value<'_>) -> Result<String> {
 /// A range of times; both ends may be open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// The first, as Postgres writes it.
+    /// The first time, in the text form of Postgres.
     pub since: Option<String>,
-    /// The first behind it.
+    /// The end, which is not in the range.
     pub until: Option<String>,
-    /// The first, in milliseconds since the Unix epoch.
+    /// `since`, in milliseconds since the Unix epoch.
     pub since_ms: Option<i64>,
 }
 
 impl Range {
-    /// Reads both ends as the server does.
+    /// Lets the server read both ends.
     pub(crate) async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
         let since = moment(client, "--since", since).await?;
         let until = moment(client, "--until", until).await?;
@@ -149,7 +142,7 @@ impl Range {
         Ok(Range { since: since.map(|since| since.text), until: until.map(|until| until.text), since_ms })
     }
 
-    /// The condition on rows, `true` where there is no range.
+    /// The condition on rows; `true` without a range.
     pub(crate) fn condition(&self, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<String> {
         let ends = [(&self.since, ">="), (&self.until, "<")];
         if ends.iter().all(|(end, _)| end.is_none()) {
@@ -160,7 +153,7 @@ impl Range {
         let condition = |(end, compared): (&Option<String>, &str)| {
             let Some(end) = end else { return Ok(None) };
             let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
-            // Without a zone it is taken to be UTC, in which the session is.
+            // A time without a zone counts as UTC, which is the session's zone.
             let end = if time.base.name == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
             Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
         };
@@ -169,22 +162,19 @@ impl Range {
         Ok(conditions.join(" and "))
     }
 
-    /// From when on records are to be read, in milliseconds since the Unix epoch, with clocks that may be `apart_ms` apart.
-    /// None where that is before there could be any.
+    /// The time from which to read records, in milliseconds since the Unix epoch; clocks may differ by `apart_ms`.
+    /// `None` if that is before the epoch.
     pub(crate) fn records_since_ms(&self, apart_ms: i64) -> Option<i64> {
         self.since_ms.map(|since_ms| since_ms.saturating_sub(apart_ms)).filter(|since_ms| *since_ms > 0)
     }
 }
 
-/// An end of the range.
 struct Moment {
-    /// As Postgres writes it.
     text: String,
-    /// Milliseconds since the Unix epoch.
     ms: i64,
 }
 
-/// Whether there is a moment in between: a duration is so long ago, so that the longer one comes first.
+/// Refuses an empty range. A duration is an age, so the longer one is the earlier time.
 fn not_empty(since: &Moment, until: &Moment) -> Result<()> {
     if since.ms < until.ms || since.ms == until.ms && since.text != until.text {
         return Ok(());

@@ -97,7 +97,6 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     }
 }
 
-/// The time of this look, in UTC.
 fn clock() -> impl std::fmt::Display {
     let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
@@ -137,7 +136,6 @@ struct Limits {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Report {
     slot: String,
-    /// True if there are no problems.
     #[serde(default)]
     healthy: bool,
     /// One sentence for each fault.
@@ -160,14 +158,12 @@ struct Report {
     failover: Option<bool>,
 }
 
-/// The sessions of the slot's relays.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Sessions {
     /// Whether a client streams from the slot.
     active: bool,
     /// The walsender that serves it.
     pid: Option<i32>,
-    /// The client's `application_name`.
     application: Option<String>,
     /// The client's address, or `[local]` for a Unix socket.
     client: Option<String>,
@@ -187,7 +183,6 @@ struct Wal {
     restart_lsn: Option<Lsn>,
     /// The end of the WAL that is on the server's disk.
     current_lsn: Option<Lsn>,
-    /// `current_lsn - restart_lsn`.
     retained_bytes: Option<i64>,
     /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     lag_bytes: Option<i64>,
@@ -272,7 +267,6 @@ impl Report {
         )
     }
 
-    /// An aligned table for people.
     fn table(&self) -> String {
         let Report { slot, relay, wal, .. } = self;
         let bound = match wal.safe_wal_bytes {
@@ -358,7 +352,6 @@ impl Wal {
         }
     }
 
-    /// The limits that are exceeded.
     fn over(&self, limits: &Limits) -> Vec<String> {
         let mut problems = Vec::new();
         if let (Some(most), Some(lag)) = (limits.lag_bytes, self.lag_bytes)
@@ -409,11 +402,11 @@ fn seconds(seconds: f64) -> String {
     if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{:.0} min", seconds / 60.0) }
 }
 
-/// Ends kept; beyond that the lag may come out too small, never too large. Two hours of looks, one every two seconds.
+/// The greatest number of ends: two hours with a look every two seconds. Beyond it the lag may be too small.
 const ENDS_MAX: usize = 3_600;
 
-/// Measures the lag of a running relay: the ends of the WAL that were seen, each with the time of the first look at it.
-/// Confirmed ends are forgotten.
+/// Measures the lag of a running relay: the ends of the WAL, each with the time of the first look at it, until they are
+/// confirmed.
 ///
 /// Postgres keeps no time for a place in the WAL, and `pg_stat_replication.flush_lag` does not change while nothing is
 /// confirmed. What can be known: when an end was first seen, and that the relay has not confirmed it since.
@@ -433,7 +426,7 @@ impl Looks {
             self.0.push_back((now, end));
         }
         let waits = self.0.iter().find(|(_, end)| *end > confirmed).copied();
-        // The newest end stays: it tells the next look that there was one before.
+        // The newest end stays, so that the next look knows of an earlier one.
         while self.0.len() > 1 && self.0.front().is_some_and(|(_, end)| *end <= confirmed) {
             self.0.pop_front();
         }
@@ -562,7 +555,7 @@ mod tests {
         assert_eq!((json.as_object().unwrap().len(), &json["parked_events"]), (keys.len(), &json!(5)));
     }
 
-    /// What each of these looks says: seconds, confirmed, end of the log.
+    /// The result of each look, for its second, the confirmed LSN and the end of the WAL.
     fn looks(given: &[(u64, u64, u64)]) -> Vec<Option<u64>> {
         let (began, mut looks) = (Instant::now(), Looks::default());
         let at = |seconds| began + Duration::from_secs(seconds);

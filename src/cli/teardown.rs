@@ -22,7 +22,6 @@ use crate::source::preflight::{self, Slot};
 const PENDING: &str = include_str!("../../sql/pending.sql");
 /// The most messages of the slot that are counted: one unrelayed event is enough to refuse.
 const PENDING_MESSAGES: i32 = 10_000;
-/// The time limit of that count.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest wait for the end of a terminated walsender.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -119,8 +118,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     ))
 }
 
-/// Refuses a publication that others may need, before the slot is dropped. `setup` creates publications of one table, or of
-/// the tables of the configuration.
+/// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables.
 fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> Result<()> {
     if !publication.owned {
         return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))

@@ -1,4 +1,4 @@
-//! The configuration file, with variables and flags laid over its keys: read into a `Model` that remembers origins.
+//! The configuration file, with variables and flags over its keys: read into a `Model` that remembers origins.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,6 @@ use crate::secret::Secret;
 
 const GROUP_OR_OTHERS_READ: u32 = 0o044;
 
-/// Where a value is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag(&'static str),
@@ -27,7 +26,6 @@ pub(crate) enum Origin {
     /// This line of this file.
     File {
         path: String,
-        /// The line, from 1.
         line: usize,
     },
 }
@@ -42,20 +40,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value and where it is from. The text may be a password's, so `Debug` does not show it.
+/// A value and its origin. The text may be a password, so `Debug` does not show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Given {
     pub text: Secret,
     pub origin: Origin,
 }
 
-/// A value from a flag or a variable, which goes before the file's.
+/// A value from a flag or a variable, which overrides the file's.
 pub(super) struct Override {
     pub(super) key: &'static Key,
     pub(super) given: Given,
 }
 
-/// A configuration file that was not looked into. No `Debug`: it may hold passwords.
+/// The text of a configuration file, before parsing. No `Debug`: it may hold passwords.
 #[derive(Default)]
 pub struct ConfigFile {
     pub(super) path: String,
@@ -65,7 +63,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// A file with this text, called `path` in errors.
+    /// A file with this text; `path` is its name in errors.
     pub fn new(path: &str, text: &str) -> ConfigFile {
         ConfigFile { path: path.to_owned(), text: text.to_owned(), readable_by_others: false }
     }
@@ -98,28 +96,28 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// The value of the key at `path`, unless nobody sets it.
+    /// The value of the key at `path`, if it is set.
     pub(super) fn get(&self, path: &str) -> Option<&Given> {
         self.given.get(path)
     }
 
-    /// Where the value of the key at `path` is from, for people.
+    /// The origin of the value of the key at `path`, for people.
     pub(super) fn origin(&self, path: &str) -> String {
         self.get(path).map_or_else(|| "default".to_owned(), |given| given.origin.to_string())
     }
 
-    /// An error that names the key at `path` and where its value is from.
+    /// An error that names the key at `path` and the origin of its value.
     pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl Into<Remedy>) -> Error {
         Error::new(Kind::Config, format!("{}: {path} {cause}", self.origin(path))).remedy(remedy)
     }
 
-    /// The value of the key at `path`, given or by default; empty where there is neither.
+    /// The value of the key at `path`, or its default; empty if there is neither.
     pub(super) fn text(&self, path: &str) -> &str {
         let default = || KEYS.iter().find(|key| key.path == path)?.default.as_deref();
         self.get(path).map(|given| given.text.expose()).or_else(default).unwrap_or_default()
     }
 
-    /// The value of the key at `path`, where it `fits`.
+    /// The value of the key at `path`, if it `fits`.
     pub(super) fn checked(
         &self,
         path: &str,
@@ -133,7 +131,7 @@ impl Layer {
         Err(self.error(path, format_args!("cannot be {text:?}"), format_args!("write {allowed}")))
     }
 
-    /// The value of the key at `path` in a type of its own.
+    /// The value of the key at `path`, parsed into its type.
     pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(&self, path: &str, allowed: &str) -> Result<T> {
         self.text(path).parse().map_err(|error| {
             let cause = format!("{}: {path}: {error}", self.origin(path));
@@ -141,7 +139,7 @@ impl Layer {
         })
     }
 
-    /// Refuses the key at `path` where its value is `wrong` beside those of other keys.
+    /// Refuses the key at `path` if its value is `wrong` in combination with other keys.
     pub(super) fn refuse_if(&self, wrong: bool, path: &str, cause: &str, remedy: &str) -> Result<()> {
         if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
@@ -155,13 +153,12 @@ impl Layer {
     }
 }
 
-/// All that a file and the values over it say.
+/// The settings of a file and of the values over it.
 pub(super) struct Layers {
-    /// Everything but what an `[[outbox]]` says.
+    /// All settings except those of an `[[outbox]]`.
     pub(super) base: Layer,
-    /// One for each `[[outbox]]`.
     pub(super) outboxes: Vec<Layer>,
-    /// librdkafka properties by name, those of the file alone.
+    /// librdkafka properties of the file, by name.
     pub(super) properties: BTreeMap<String, Given>,
 }
 
@@ -188,7 +185,7 @@ impl Layers {
     }
 }
 
-/// Reads tables, and resolves spans: within the text a span is one of the file, behind the text one of an override.
+/// Reads tables, and resolves spans. A span within the text belongs to the file, a span after the text to an override.
 struct Reader<'a> {
     file: &'a ConfigFile,
     overrides: &'a [Override],
@@ -197,7 +194,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn parse(&self) -> Result<DeTable<'a>> {
         let text = &self.file.text;
-        // Only the message: the error's own display shows the line, and the line may hold a password.
+        // Only the message: the error's `Display` shows the line, and the line may hold a password.
         let table = DeTable::parse(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
             let there = text.lines().nth(self.line(start).saturating_sub(1)).unwrap_or_default().trim_start();
@@ -215,7 +212,7 @@ impl<'a> Reader<'a> {
         Ok(table.into_inner())
     }
 
-    /// The settings of one `[[outbox]]`: its keys over those of `base`, and below it `route` and `format` over those of `base`.
+    /// The settings of one `[[outbox]]`: its keys, `route` and `format` over those of `base`.
     fn outbox(&self, base: &DeTable<'a>, outbox: &Spanned<DeValue<'a>>) -> Result<Layer> {
         let DeValue::Table(mut own) = outbox.get_ref().clone() else {
             return Err(self
@@ -246,7 +243,7 @@ impl<'a> Reader<'a> {
         for (name, value) in below {
             match (root.get_mut(name.get_ref().as_ref()).map(Spanned::get_mut), value.get_ref()) {
                 (Some(DeValue::Table(shared)), DeValue::Table(own)) => {
-                    // A value is a template or an envelope, and the nearer one holds.
+                    // A value is a template or an envelope. The outbox's own form replaces the other form of `base`.
                     for (one, other) in [("value", "envelope"), ("envelope", "value")] {
                         if own.contains_key(one) && !own.contains_key(other) {
                             shared.remove(other);
@@ -285,7 +282,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Dotted names and tables are the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
+    /// Dotted names and tables mean the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
     fn properties(&self, path: &str, value: &Spanned<DeValue<'_>>, given: &mut BTreeMap<String, Given>) -> Result<()> {
         let start = value.span().start;
         if let DeValue::Table(table) = value.get_ref() {
@@ -308,7 +305,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What serde refused, in words of ours: its message would show a value that may be a secret.
+    /// The error for a value that serde refused. The message of serde would show the value, which may be a secret.
     fn refused(&self, root: &DeTable<'_>, error: &toml::de::Error) -> Error {
         let span = error.span().unwrap_or_default();
         let start = span.start;
@@ -326,7 +323,7 @@ impl<'a> Reader<'a> {
             None | Some((_, "a string")) => format!("text in quotes: {name} = \"…\""),
             Some((_, expected)) => expected.to_owned(),
         };
-        // A number could be the password of a connection string.
+        // A number may be the password of a connection string.
         let shown = if path == "database.url" { "anything but text".to_owned() } else { shown(value) };
         self.error(start, format_args!("{path} cannot be {shown}")).remedy(format_args!("write {expected}"))
     }
@@ -353,7 +350,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The keys or tables that exist where `path` does not.
+/// The existing keys or tables, for an error about `path`.
 fn existing(path: &str, value: &DeValue<'_>) -> String {
     let (table, _) = path.rsplit_once('.').unwrap_or(("", path));
     if table.is_empty() || matches!(value, DeValue::Table(_)) {
@@ -374,7 +371,6 @@ fn found<'t>(table: &'t DeTable<'_>, prefix: &str, span: &Range<usize>) -> Optio
     })
 }
 
-/// The value at `path`.
 fn value_at<'t, 'v>(table: &'t DeTable<'v>, path: &str) -> Option<&'t Spanned<DeValue<'v>>> {
     match path.split_once('.') {
         None => table.get(path),
@@ -382,7 +378,7 @@ fn value_at<'t, 'v>(table: &'t DeTable<'v>, path: &str) -> Option<&'t Spanned<De
     }
 }
 
-/// Sets the value at `path`. Where something else than a table is in the way, nothing happens: the model refuses that.
+/// Sets the value at `path`. Does nothing if another value than a table is on the path: the model refuses that value.
 fn set<'v>(table: &mut DeTable<'v>, path: &str, value: Spanned<DeValue<'v>>) {
     let (name, rest) = path.split_once('.').unwrap_or((path, ""));
     let key = Spanned::new(value.span(), name.to_owned().into());
@@ -400,7 +396,7 @@ fn joined(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
 }
 
-/// A single value as text.
+/// A single value as text; none for dates, arrays and tables.
 fn text_of(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),

@@ -1,4 +1,4 @@
-//! Settings: flag over environment over file over default, checked and turned into a [`Config`].
+//! Settings: flag over environment over file over default; their checks, and the resulting [`Config`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,20 +18,18 @@ use crate::secret::Secret;
 
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
-/// Variable that names the configuration file.
 pub(crate) const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
-/// What a broker's address may begin with.
+/// The protocols that may precede a broker's address.
 const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
-/// Properties that are `kafka.brokers` by another name.
+/// Other names of `kafka.brokers` among the properties.
 const BROKERS_PROPERTIES: [&str; 2] = ["bootstrap.servers", "metadata.broker.list"];
-/// The longest prefix of a transactional id: the rest is a system identifier and a slot's name.
+/// The longest prefix of a transactional id. A system identifier and a slot's name follow it.
 const TRANSACTIONAL_ID_PREFIX_BYTES_MAX: usize = 150;
 
-/// Everything `walrelay run` needs to know.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub source: SourceConfig,
-    /// Which of what the slot streams is an event, and where it goes. At least one; no two take the same events.
+    /// The sources of events, and their routes. At least one; no two have the same source.
     pub outboxes: Vec<OutboxConfig>,
     pub sink: SinkKind,
     pub kafka: KafkaConfig,
@@ -40,35 +38,32 @@ pub struct Config {
     pub process: ProcessConfig,
 }
 
-/// The server, the slot and the publication.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
-    /// How to reach the server, for SQL and for replication alike.
     pub database: ConnInfo,
     pub slot: SlotName,
-    /// The publication the slot streams. Default: `walrelay_SLOT`, the one `walrelay setup` creates.
+    /// The slot's publication. Default: `walrelay_SLOT`, which `walrelay setup` creates.
     pub publication: String,
-    /// `wal_sender_timeout` for our own session. The relay reports three times as often and declares the server
-    /// dead after this much silence.
+    /// `wal_sender_timeout` for the relay's session. The relay sends at least three status updates in this time, and
+    /// counts the server as dead after this much silence.
     pub wal_sender_timeout: Duration,
-    /// Whether messages of `pg_logical_emit_message` are wanted. Without it the server sends none.
+    /// Whether the stream has messages of `pg_logical_emit_message`. Otherwise the server sends none.
     pub messages: bool,
-    /// Upper bound on one message from the server; a larger row stops the relay with its LSN.
+    /// The greatest size of one message from the server. A larger row stops the relay, which names its LSN.
     pub max_message_bytes: usize,
-    /// Whether rows come from the slot or are read from the table.
+    /// Whether rows come from the slot or from the table.
     pub mode: Mode,
     pub on_loss: OnLoss,
-    /// What of the rows that are there first is published; `None`: those pending where that is configured, else all.
+    /// The existing rows that are published first; `None`: pending rows where `outbox.pending` is set, else all.
     pub backlog: Option<Backlog>,
     pub max_retained_bytes: Option<u64>,
-    /// Whether a slot that keeps more is given up.
+    /// Whether a slot that retains more is given up.
     pub give_up_over_budget: bool,
     pub poll: PollConfig,
 }
 
 #[cfg(test)]
 impl SourceConfig {
-    /// The defaults, with these.
     pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, max_message_bytes: usize) -> Self {
         SourceConfig {
             database,
@@ -87,56 +82,54 @@ impl SourceConfig {
     }
 }
 
-/// Which of the rows that are there first are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backlog {
     All,
     None,
     Pending,
-    /// Those whose time is this or later: a timestamp as SQL reads it.
+    /// Rows of this time or later: a timestamp as SQL reads it.
     Since(String),
 }
 
-/// How much of the time a transaction may be open it may be filled for. The rest is for acks and the commit.
+/// A Kafka transaction takes events for its timeout divided by this. The rest of the time is for acks and the commit.
 const FILLING: u32 = 3;
 
-/// What becomes of events that cannot be delivered.
+/// How events are delivered, and the reaction to events that cannot be delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeliveryConfig {
-    /// What follows where one cannot.
+    /// The reaction to an event that cannot be delivered.
     pub on_error: OnError,
     /// The topic of dead letters.
     pub dead_letter_topic: String,
-    /// How often, and when, what an operator can heal is tried again.
+    /// The retries after a fault that an operator can repair.
     pub retry: RetryConfig,
-    /// Whether topics are read at start for what was published before a crash.
+    /// Whether to read the tails of topics at start, to find events that were published before a crash.
     pub reads_tails: bool,
-    /// How events are committed, where they are to arrive exactly once.
+    /// The Kafka transactions, for delivery exactly once.
     pub transactions: Option<TransactionConfig>,
 }
 
-/// When what an operator can heal is tried again, before it counts as for good.
+/// The retries after a fault that an operator can repair, before events are given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub attempts: u32,
     pub base: Duration,
-    /// By how much each wait is longer than the one before.
+    /// The factor from one wait to the next.
     pub factor: u32,
     pub cap: Duration,
-    /// By how much a wait may be shorter by chance, in percent of it.
+    /// The greatest random reduction of a wait, in percent.
     pub jitter_percent: u32,
 }
 
 impl RetryConfig {
-    /// The same for an event that may be tried `max_attempts` times in all, if it says so; once it is tried whatever it says.
+    /// The same for an event with `max_attempts`, which counts all attempts. The first attempt is always made.
     #[must_use]
     pub fn within(self, max_attempts: Option<u32>) -> RetryConfig {
         RetryConfig { attempts: max_attempts.map_or(self.attempts, |max| max.saturating_sub(1)), ..self }
     }
 
-    /// How long to wait after so many tries have failed, the first of all among them; none where that was the last.
-    /// `chance` is below 1.
+    /// The wait after `failed` attempts, which include the first; none after the last one. `chance` is below 1.
     pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
         if failed > self.attempts {
             return None;
@@ -147,7 +140,7 @@ impl RetryConfig {
     }
 }
 
-/// How often an event may be tried, by the text of its column; none where that is no whole number.
+/// The greatest number of attempts of an event, from the text of its column; none if the text is not an integer.
 pub(crate) fn max_attempts(text: &[u8]) -> Option<u32> {
     let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
@@ -160,7 +153,6 @@ impl Default for DeliveryConfig {
 }
 
 impl From<&Delivery> for DeliveryConfig {
-    /// Delivery without transactions.
     fn from(model: &Delivery) -> Self {
         DeliveryConfig {
             on_error: model.on_error,
@@ -178,21 +170,21 @@ impl From<&Delivery> for DeliveryConfig {
     }
 }
 
-/// Where events and the position behind them are committed together.
+/// The Kafka transactions, which commit events together with the position after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransactionConfig {
-    /// What the transactional id begins with. The server's system identifier and the slot follow.
+    /// The beginning of the transactional id. The server's system identifier and the slot's name follow.
     pub id_prefix: String,
-    /// Events of one Kafka transaction.
+    /// The greatest number of events in one Kafka transaction.
     pub max_events: u64,
-    /// How long events may wait for others that are committed with them.
+    /// How long an event may wait for others in its transaction.
     pub interval: Duration,
-    /// How long the broker lets one be open: what readers wait for at most where a relay is gone and none takes over.
+    /// How long the broker keeps a transaction open. Consumers wait at most this long after the end of the last relay.
     pub timeout: Duration,
 }
 
 impl TransactionConfig {
-    /// How long one may be filled at most, whatever comes.
+    /// The longest time in which one transaction takes events.
     pub fn filling_max(&self) -> Duration {
         self.timeout / FILLING
     }
@@ -203,29 +195,27 @@ impl TransactionConfig {
     }
 }
 
-/// The producer.
+/// The settings of the producer.
 #[derive(Debug, Clone)]
 pub struct KafkaConfig {
     /// `bootstrap.servers`.
     pub brokers: String,
-    /// librdkafka properties as given, already checked against those that would break a promise.
+    /// librdkafka properties, already checked against those that would break a promise.
     pub properties: BTreeMap<String, Secret>,
-    /// Names of headers whose value is an event's id: what an error may name a row by. Other headers are never shown.
+    /// Names of the headers with an event's id. Errors name rows by them; the values of other headers are never shown.
     pub id_headers: Vec<String>,
-    /// Bytes of payload and key that may be in flight: the bound on memory (P4).
+    /// Bytes of keys, values and headers that may be in flight: the bound on memory (P4).
     pub max_in_flight_bytes: usize,
     /// Events that may be in flight.
     pub max_in_flight_events: usize,
 }
 
-/// Logs, HTTP and stopping.
 #[derive(Debug, Clone)]
 pub struct ProcessConfig {
-    /// Where metrics and health are served, if anywhere.
     pub http: Option<SocketAddr>,
-    /// How long a stop waits for acks.
+    /// The longest wait for acks at a stop.
     pub shutdown_timeout: Duration,
-    /// Not ready when nothing was acked or confirmed for this long while there was something to do.
+    /// The relay is not ready after this long with work and without an ack or a confirmed LSN.
     pub ready_within: Duration,
     pub log_json: bool,
     pub log_filter: String,
@@ -234,14 +224,13 @@ pub struct ProcessConfig {
 /// Values of flags, by the key's path.
 pub type Flags = BTreeMap<&'static str, String>;
 
-/// The environment, as far as it is text.
+/// The environment variables whose values are text.
 pub type Environment = BTreeMap<String, String>;
 
-/// All settings of a process, with where each is from.
+/// All settings of a process, with their origins.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub(super) base: Layer,
-    /// One for each `[[outbox]]`.
     pub(super) outboxes: Vec<Layer>,
     /// librdkafka properties by name.
     pub(crate) properties: BTreeMap<String, Given>,
@@ -250,11 +239,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Lays flags over environment over file over defaults. An empty variable is one that is not set.
+    /// Puts flags over environment over file over defaults. An empty variable counts as not set.
     ///
     /// # Errors
-    /// [`Kind::Config`] with the flag, the variable, or file and line: an unknown key, a value that its key does not take, an
-    /// `[[outbox]]` that disagrees with a flag or a variable.
+    /// [`Kind::Config`] with the flag, the variable, or file and line: for an unknown key, a value that its key does
+    /// not allow, and an `[[outbox]]` that contradicts a flag or a variable.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
         let mut overrides = Vec::new();
         for key in KEYS.iter() {
@@ -286,21 +275,21 @@ impl Settings {
         !self.outboxes.is_empty()
     }
 
-    /// What is allowed and the operator should know: for the log, without secrets.
+    /// Notes for the operator on allowed settings. For the log: they have no secrets.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Everything `walrelay run` needs. `adopt_slot` is an argument because it is a decision of one start.
+    /// The configuration of `walrelay run`. `adopt_slot` is an argument because it applies to one start.
     ///
     /// # Errors
-    /// [`Kind::Config`]: which value is not allowed, where it is from, and what is allowed.
+    /// [`Kind::Config`] with the value that is not allowed, its origin, and the allowed values.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let state = self.state(adopt_slot)?;
         let delivery = self.delivery()?;
         let mut outboxes = self.outboxes()?;
         for outbox in &mut outboxes {
-            // Whatever this relay does with them: another one may.
+            // This relay may not use them, but another one may.
             outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
         }
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
@@ -336,7 +325,6 @@ impl Settings {
         self.base.parsed("slot.name", "lower-case letters, digits and underscores, 63 at most")
     }
 
-    /// The table that is named, or the default.
     pub(crate) fn table(&self) -> Result<TableName> {
         self.base.parsed("outbox.table", TABLE_NAME)
     }
@@ -371,7 +359,7 @@ impl Settings {
         })
     }
 
-    /// The tables and messages that events come from, and where events go: one for each outbox.
+    /// The sources of events and their routes: one for each outbox.
     pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
         let one = std::slice::from_ref(&self.base);
         let layers = if self.outboxes.is_empty() { one } else { &self.outboxes };
@@ -388,7 +376,7 @@ impl Settings {
         Ok(outboxes)
     }
 
-    /// What becomes of events that cannot be delivered, and how the others are committed.
+    /// The handling of events that cannot be delivered, and the transactions of the others.
     pub(crate) fn delivery(&self) -> Result<DeliveryConfig> {
         let layer = &self.base;
         let model = &layer.model.delivery;
@@ -456,7 +444,7 @@ impl Settings {
             }
         }
         let host_and_port = |broker: &str| {
-            // librdkafka takes a protocol in front, and means by it what security.protocol says.
+            // librdkafka accepts a protocol before the address, with the meaning of security.protocol.
             let (protocol, address) = broker.trim().split_once("://").unwrap_or(("plaintext", broker.trim()));
             let is_known = BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol));
             is_known && !address.is_empty() && !address.contains(char::is_whitespace)
@@ -510,7 +498,7 @@ impl Settings {
         })
     }
 
-    /// A port alone listens on loopback only; whoever wants more writes the address out.
+    /// A port without an address listens on loopback only.
     fn http(&self) -> Result<Option<SocketAddr>> {
         let Some(given) = self.get("http.listen") else { return Ok(None) };
         let text = given.text.expose();
@@ -522,7 +510,7 @@ impl Settings {
         Ok(address)
     }
 
-    /// Refuses modes that read the table where there is none, or no place to keep what is published.
+    /// Refuses modes that read a table if events are messages, or if no store keeps the published transactions.
     fn fit_for_the_table(&self, config: &Config) -> Result<()> {
         let Config { source, outboxes, state, .. } = config;
         let base = &self.base;
@@ -563,10 +551,10 @@ impl Settings {
         }
     }
 
-    /// Refuses to give events up where nothing says so in their rows, or where dead letters have no topic of their own.
+    /// Refuses to give events up without a mark on their rows, or without a topic of their own for dead letters.
     fn fit_to_give_up(&self, config: &Config) -> Result<()> {
         let DeliveryConfig { on_error, dead_letter_topic, .. } = &config.delivery;
-        // What is parked is not done with: its row stays as it is.
+        // A parked event is not given up.
         if matches!(on_error, OnError::Stop | OnError::Park) {
             return Ok(());
         }
@@ -583,7 +571,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Refuses exactly-once delivery where something could not be committed with the events.
+    /// Refuses exactly-once delivery where something cannot be committed with the events.
     fn fit_for_transactions(&self, config: &Config) -> Result<()> {
         let Some(transactions) = &config.delivery.transactions else { return Ok(()) };
         let refuse = |what: &str, remedy: &str| {
@@ -629,7 +617,7 @@ impl Settings {
     }
 }
 
-/// Refuses an outbox that sends all of its events to a topic of walrelay's own.
+/// Refuses an outbox whose events all go to one of walrelay's own topics.
 fn fit_for_events(config: &Config) -> Result<()> {
     for outbox in &config.outboxes {
         let topic = &outbox.route.topic;
@@ -652,7 +640,7 @@ fn warnings(
     base: &Layer,
     properties: &BTreeMap<String, Given>,
 ) -> Vec<String> {
-    // Refusing unknown variables would break under Kubernetes, which sets WALRELAY_… for a service called walrelay.
+    // Unknown variables are not refused: Kubernetes sets WALRELAY_… for a service called walrelay.
     let is_known = |name: &str| {
         name == CONFIG_VARIABLE
             || ["WALRELAY_SERVICE_", "WALRELAY_PORT", KAFKA_PROPERTY_VARIABLE]
@@ -680,7 +668,7 @@ fn warnings(
     warnings
 }
 
-/// Whether SQL may read it as a time: an instant, or a date and time without a zone, or a date.
+/// Whether SQL may read the text as a time: an instant, or a date with or without a time of day.
 fn is_time(text: &str) -> bool {
     text.parse::<jiff::Timestamp>().is_ok()
         || text.parse::<jiff::civil::DateTime>().is_ok()
@@ -695,7 +683,7 @@ fn holds_password(url: &str) -> bool {
     in_authority || url.contains("password=") || url.contains("password =")
 }
 
-/// The same of one that is to be repeated: what is written with % may be a password by another name.
+/// Whether a connection string that is to be shown may hold a password: percent-encoding can hide the word.
 pub(crate) fn may_hold_password(url: &str) -> bool {
     holds_password(url) || url.contains('%')
 }
@@ -788,7 +776,7 @@ mod tests {
             )
         );
         assert_eq!(error.what_to_do().as_deref(), Some("remove one of the two"));
-        // One that says the same, or nothing, has the variable's value.
+        // An outbox that sets the same value, or none, has the variable's value.
         let settings = Settings::new(&Flags::new(), &topic("x"), Some(&file)).unwrap();
         let topics: Vec<_> =
             settings.outboxes().unwrap().iter().map(|outbox| outbox.route.topic.source().to_owned()).collect();
@@ -806,12 +794,11 @@ mod tests {
     }
 
     impl Settings {
-        /// Those of the file `w.toml` with this text, and of nothing else.
         pub(crate) fn of(text: &str) -> Result<Settings> {
             Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", text)))
         }
 
-        /// The same with what is required on its first three lines.
+        /// The same, with the required settings on its first three lines.
         pub(crate) fn with_least(text: &str) -> Result<Settings> {
             let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
             Settings::of(&format!("{least}{text}"))

@@ -1,4 +1,4 @@
-//! The configuration that `walrelay run` uses: checked, in types that hold only values that make sense.
+//! The configuration that `walrelay run` uses: checked, in types that hold only valid values.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The configuration file: a struct per table, a field per key.
 //!
-//! Each field says what its key sets, and why its default is what it is. A key may also be set by a variable or a flag.
-//! A test holds `docs/configuration.md` to these structs.
+//! Each field documents its key and the reason for the default. A variable or a flag may also set a key. A test
+//! compares `docs/configuration.md` with these structs.
 
 use std::sync::LazyLock;
 
@@ -23,7 +23,6 @@ pub(super) const ENVELOPE: &str = "format.envelope";
 /// Table whose keys are librdkafka's.
 pub(super) const KAFKA_PROPERTIES: &str = "kafka.properties";
 
-/// The whole file, apart from `[kafka.properties]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Model {
@@ -45,7 +44,7 @@ pub(super) struct Model {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Database {
-    /// The connection string. No default: without it the `PG*` variables hold, so that whatever works with `psql` works.
+    /// The connection string. No default: without it the `PG*` variables apply, as for `psql`.
     #[serde(serialize_with = "unset")]
     pub(super) url: Option<Secret>,
 }
@@ -53,28 +52,28 @@ pub(super) struct Database {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Slot {
-    /// The slot. Required: two relays on one slot would disconnect each other, so nobody gets one by accident.
+    /// The slot. Required: two relays on one slot would disconnect each other, so there is no shared default.
     pub(super) name: String,
     /// The publication. Follows from the slot's name, because `setup` creates both.
     pub(super) publication: String,
-    /// `wal_sender_timeout` of our session. Ten seconds: a dead peer is noticed much sooner than after Postgres' sixty.
+    /// `wal_sender_timeout` of the relay's session. Ten seconds: a dead peer is noticed sooner than after Postgres'
+    /// sixty.
     pub(super) wal_sender_timeout: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, HOUR_MS>,
-    /// The largest message taken from the server. 64 MiB: sixty times what a broker takes, and one row still fits in memory.
+    /// The largest message from the server. 64 MiB: sixty times a broker's limit, and one row still fits in memory.
     pub(super) max_message_bytes: Bounded<Bytes, { 64 * MIB }, { 64 * KIB }, GIB>,
     /// Where events come from. The slot: polling costs queries.
     pub(super) mode: Mode,
-    /// What follows when the slot is gone. Recovery: the table still has the events.
+    /// The reaction to the loss of the slot. Recovery: the table still has the events.
     pub(super) on_loss: OnLoss,
-    /// Which rows that existed first are published. Follows: pending rows where `outbox.pending` is set, else all.
+    /// The existing rows that are published first. Follows: pending rows where `outbox.pending` is set, else all.
     pub(super) backlog: String,
-    /// How much log the slot may keep. No bound: the server has its own, `max_slot_wal_keep_size`.
+    /// The greatest amount of WAL that the slot may retain. No bound: the server has its own, `max_slot_wal_keep_size`.
     #[serde(serialize_with = "unset")]
     pub(super) max_retained_bytes: Option<Bounded<Bytes, 0, MIB, { 64 * 1024 * GIB }>>,
-    /// What follows when the slot keeps more. The slot stays: dropping it costs a recovery from the table.
+    /// The reaction to a slot that retains more. The slot stays: dropping it costs a recovery from the table.
     pub(super) over_budget: OverBudget,
 }
 
-/// Where rows come from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -87,7 +86,6 @@ pub enum Mode {
     Auto,
 }
 
-/// What becomes of events whose slot is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
@@ -98,7 +96,6 @@ pub enum OnLoss {
     Stop,
 }
 
-/// What follows when a slot keeps more log than it may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OverBudget {
@@ -112,11 +109,12 @@ pub(crate) enum OverBudget {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PollConfig {
-    /// The wait between two reads while rows arrive. A fifth of a second: nobody notices it, for five small queries a second.
+    /// The wait between two reads while rows arrive. A fifth of a second: a short delay, for five small queries.
     pub interval: Bounded<Milliseconds, 200, 10, HOUR_MS>,
-    /// The wait once nothing came for a while. Two seconds: an idle table costs next to nothing.
+    /// The wait after some time without rows. Two seconds: an idle table costs next to nothing.
     pub idle_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 10, HOUR_MS>,
-    /// How often the relay looks for pending rows while it streams. Two seconds: somebody waits for a row set to pending.
+    /// The interval of checks for pending rows while streaming. Two seconds: an operator waits for a row set to
+    /// pending.
     pub pending_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 100, HOUR_MS>,
 }
 
@@ -128,21 +126,21 @@ pub(super) struct Outbox {
     pub(super) table: String,
     /// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
     pub(super) message_prefix: String,
-    /// SQL condition for rows that were not published. None: the table has no column that says so.
+    /// SQL condition for unpublished rows. None: the table has no column for it.
     pub(super) pending: String,
     /// SQL expression for the order of rows. Follows: an identity or serial column, or an integer id.
     pub(super) order_by: String,
     /// Column with the time of the event. Follows: `created_at` and similar names.
     pub(super) time: String,
-    /// SQL assignments for a row that was acked. None: walrelay writes only to tables of its own.
+    /// SQL assignments for the row of an acked event. None: walrelay writes only to tables of its own.
     pub(super) mark: String,
-    /// SQL assignments for a row that was given up. None: required where rows say that they are pending.
+    /// SQL assignments for the row of an event that was given up. None: required where rows show that they are pending.
     pub(super) mark_failed: String,
-    /// SQL assignments for a row each time its event was tried and waits. None: a row stays pending while its event waits.
+    /// SQL assignments for the row of a parked event after each attempt. None: the row stays pending.
     pub(super) mark_waiting: String,
-    /// Whether a row is deleted once it was acked. Never: the table is the source of every recovery.
+    /// Whether to delete the row of an acked event. Never: the table is the source of every recovery.
     pub(super) delete: Delete,
-    /// How long published rows are kept. For ever: walrelay deletes nothing unasked.
+    /// How long published rows are kept. For ever: walrelay deletes nothing by default.
     #[serde(deserialize_with = "unless_empty", serialize_with = "unset")]
     pub(super) retention: Option<Bounded<Milliseconds, 0, SECOND_MS, { 3660 * DAY_MS }>>,
     /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
@@ -169,7 +167,6 @@ impl Default for Outbox {
     }
 }
 
-/// When a row is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Delete {
@@ -181,17 +178,13 @@ pub(super) enum Delete {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Columns {
-    /// The event's id.
     pub(super) id: String,
     /// Selects the topic.
     pub(super) aggregatetype: String,
-    /// The record's key.
     pub(super) aggregateid: String,
-    /// The event's type.
     pub(super) r#type: String,
-    /// The record's value.
     pub(super) payload: String,
-    /// How often the event is tried. None: all events are tried alike.
+    /// The greatest number of attempts for the event. None: it is the same for all events.
     pub(super) max_attempts: String,
 }
 
@@ -211,25 +204,24 @@ impl Default for Columns {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Route {
-    /// Text before the aggregate type in the topic. The Outbox Event Router's: consumers need not change.
+    /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need not change.
     pub(super) topic_prefix: String,
     /// The topic as a template. Follows from the prefix and the column of the aggregate type.
     pub(super) topic: String,
     /// The key as a template. Follows from the column of the aggregate id: events of one aggregate keep their order.
     pub(super) key: String,
-    /// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates need not change.
+    /// Header with the event's id. That of the Outbox Event Router: consumers that drop duplicates need not change.
     pub(super) id_header: String,
-    /// Header with the event's place in the log. On: sixty bytes tell where a record is from.
+    /// Header with the event's place in the WAL. On: it costs sixty bytes, and names the origin of a record.
     pub(super) position_header: String,
-    /// A JSON object with a header in each of its members. None: headers are named one by one.
+    /// A JSON object whose members become headers. None: headers are configured by name.
     pub(super) headers_from: String,
-    /// What becomes of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
+    /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
     pub(super) null_headers: NullHeaders,
-    /// Column with the partition. None: the key decides.
+    /// Column with the partition. None: the key selects it.
     pub(super) partition: String,
     /// Column with the record's timestamp. None: the time of production, which consumers expect.
     pub(super) timestamp: String,
-    /// Templates by the header's name.
     #[serde(skip_serializing)]
     pub(super) headers: toml::Table,
 }
@@ -251,7 +243,6 @@ impl Default for Route {
     }
 }
 
-/// What becomes of a header whose value is NULL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum NullHeaders {
@@ -266,12 +257,10 @@ pub(super) struct Format {
     pub(super) value: String,
     /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
     pub(super) tombstone: Tombstone,
-    /// Templates by the member's name.
     #[serde(skip_serializing)]
     pub(super) envelope: toml::Table,
 }
 
-/// When an envelope becomes a tombstone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Tombstone {
@@ -287,7 +276,6 @@ pub(super) struct Sink {
     pub(super) kind: SinkKind,
 }
 
-/// Where records go.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SinkKind {
@@ -314,31 +302,30 @@ pub(super) struct Kafka {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Delivery {
-    /// What follows when an event cannot be delivered. The relay stops: a person decides what may be lost or reordered.
+    /// The reaction to an event that cannot be delivered. The relay stops: an operator decides what may be lost.
     pub(super) on_error: OnError,
     /// Topic of dead letters. One for all relays of a cluster: a dead letter names its relay.
     pub(super) dead_letter_topic: String,
-    /// Retries of a topic that refuses records. Ten take a quarter of an hour: enough to call somebody who grants a right.
+    /// Retries of a topic that refuses records. Ten take a quarter of an hour: enough for an operator to grant a right.
     pub(super) retry_attempts: Bounded<Count, 10, 0, 1_000_000>,
-    /// The wait before the first retry.
     pub(super) retry_base: Bounded<Milliseconds, SECOND_MS, 100, HOUR_MS>,
     /// The factor from one wait to the next.
     pub(super) retry_factor: Bounded<Count, 2, 1, 10>,
-    /// The longest wait.
     pub(super) retry_cap: Bounded<Milliseconds, { 300 * SECOND_MS }, SECOND_MS, DAY_MS>,
     /// How much a wait is shortened at random, so that events that failed together are not retried together.
     pub(super) retry_jitter_percent: Bounded<Count, 20, 0, 100>,
-    /// Whether the relay reads the newest records at start. At start: it avoids nearly all copies after a crash.
+    /// Whether the relay reads the tails of topics at start. At start: it avoids nearly all duplicates after a crash.
     pub(super) read_tails: ReadTails,
-    /// How often an event arrives. At least once: consumers need no transactions, and nothing waits for a commit.
+    /// How often an event is delivered. At least once: consumers need no transactions, and no event waits for a commit.
     pub(super) guarantee: Guarantee,
     /// Start of the transactional id. `walrelay-`: the owner is visible in lists, and one ACL covers all relays.
     pub(super) transactional_id_prefix: String,
-    /// Events per Kafka transaction. Ten thousand: more do not hide the cost of a commit any better.
+    /// Events per Kafka transaction. Ten thousand: more do not lower the cost of a commit per event noticeably.
     pub(super) transaction_max_events: Bounded<Count, 10_000, 1, 1_000_000>,
     /// How long an event waits for others in its transaction. A tenth of a second: many events share the cost of a commit.
     pub(super) transaction_interval: Bounded<Milliseconds, 100, 1, { 300 * SECOND_MS }>,
-    /// How long a transaction may be open. Fifteen seconds: longer than a broker's election; readers wait no longer than this.
+    /// How long a transaction may be open. Fifteen seconds: longer than a broker's election. Consumers wait as long at
+    /// most.
     pub(super) transaction_timeout: Bounded<Milliseconds, { 15 * SECOND_MS }, { 3 * SECOND_MS }, { 900 * SECOND_MS }>,
 }
 
@@ -362,7 +349,6 @@ impl Default for Delivery {
     }
 }
 
-/// When the newest records of a topic are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum ReadTails {
@@ -370,7 +356,6 @@ pub(super) enum ReadTails {
     Never,
 }
 
-/// What becomes of an event that cannot be delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnError {
@@ -384,7 +369,6 @@ pub enum OnError {
     Skip,
 }
 
-/// How often an event arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Guarantee {
@@ -397,13 +381,13 @@ pub(crate) enum Guarantee {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StateConfig {
-    /// Where the position is kept. Kafka: it needs no right to write in the database.
+    /// The store of the position. Kafka: it needs no right to write in the database.
     pub store: StoreKind,
     /// Topic of the Kafka store. One for all relays of a cluster; each has its own key.
     pub topic: String,
     /// Key in the store. Follows from the slot's name; two servers with slots of one name need two keys.
     pub key: String,
-    /// Whether the slot's position and this server hold although they do not match what is stored. Only a flag sets this.
+    /// Whether to accept the slot's position if it does not match the stored one. Only a flag sets this.
     #[serde(skip)]
     pub adopt_slot: bool,
 }
@@ -419,7 +403,6 @@ impl Default for StateConfig {
     }
 }
 
-/// Where the position is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
@@ -434,7 +417,7 @@ pub enum StoreKind {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Http {
-    /// Address of metrics and health. Off: walrelay listens nowhere unasked.
+    /// Address of metrics and health. Off: walrelay opens no port by default.
     pub(super) listen: String,
     /// Not ready after this long without progress. A minute: longer than a broker's election.
     pub(super) ready_within: Bounded<Milliseconds, { 60 * SECOND_MS }, SECOND_MS, DAY_MS>,
@@ -443,9 +426,9 @@ pub(super) struct Http {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
-    /// Form of log lines. Text: whoever ships logs asks for JSON.
+    /// Form of log lines. Text: a system that collects logs can ask for JSON.
     pub(super) format: LogFormat,
-    /// What is logged. `info`: start, stop, faults and their end; nothing per event.
+    /// The log filter. `info`: start, stop, faults and their end; nothing per event.
     pub(super) filter: String,
 }
 
@@ -455,7 +438,6 @@ impl Default for Log {
     }
 }
 
-/// Form of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
@@ -473,12 +455,12 @@ pub(super) struct Shutdown {
     pub(super) timeout: Bounded<Milliseconds, { 30 * SECOND_MS }, 0, HOUR_MS>,
 }
 
-/// Writes nothing: only the defaults are ever written, and this key has none.
+/// Writes empty text: only defaults are ever written, and this key has none.
 fn unset<T, S: Serializer>(_: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str("")
 }
 
-/// Reads empty text as `None`: so an `[[outbox]]` does without a value that the others have.
+/// Reads empty text as `None`, so that an `[[outbox]]` can unset a value that the others have.
 fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
@@ -487,18 +469,17 @@ fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D)
     T::deserialize(text.into_deserializer()).map(Some)
 }
 
-/// A key of the file that has one value.
+/// A key of the file with one value.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// With the tables it is in: `slot.name`.
+    /// The key with its tables: `slot.name`.
     pub path: String,
-    /// Its flag, without the dashes, if it has one.
+    /// Its flag without dashes, if it has one.
     pub flag: Option<&'static str>,
-    /// Its value where nobody sets it; `None` where it is required or follows from something else.
+    /// Its default; `None` where it is required or follows from other settings.
     pub default: Option<String>,
 }
 
-/// Keys that have a flag.
 const FLAGS: [(&str, &str); 18] = [
     ("database.url", "database-url"),
     ("slot.name", "slot"),
@@ -533,7 +514,6 @@ impl Key {
     }
 }
 
-/// How to set the key at `path`, in one line.
 pub(super) fn how_to_set(path: &str) -> String {
     let Some(key) = KEYS.iter().find(|key| key.path == path) else { return path.to_owned() };
     let (table, name) = key.parts();
@@ -541,7 +521,7 @@ pub(super) fn how_to_set(path: &str) -> String {
     format!("{flag}{} or `{name}` in [{table}] of the configuration file", key.variable())
 }
 
-/// Every key with one value, in the order of the structs above.
+/// Every key with one value, in the order of the structs.
 pub(crate) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let mut keys = Vec::new();
     if let Ok(defaults) = toml::Table::try_from(Model::default()) {
@@ -563,7 +543,6 @@ fn collect_keys(table: &str, defaults: toml::Table, keys: &mut Vec<Key>) {
     }
 }
 
-/// Every table there is, in the order of the file.
 pub(super) fn tables() -> Vec<&'static str> {
     let mut tables: Vec<&str> = Vec::new();
     for key in KEYS.iter() {

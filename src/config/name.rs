@@ -1,4 +1,4 @@
-//! Names and expressions that reach SQL: checked where they come in, quoted where they go out (P11).
+//! Names and expressions for SQL: checked on input, quoted on output (P11).
 
 use std::fmt;
 use std::iter::Peekable;
@@ -6,24 +6,20 @@ use std::str::{Chars, FromStr};
 
 use crate::position::Lsn;
 
-/// What a table's name looks like, for an error.
 pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
-/// Postgres cuts identifiers after this many bytes (`NAMEDATALEN` - 1), silently: longer ones are refused here.
+/// Postgres silently truncates longer identifiers (`NAMEDATALEN` - 1), so they are refused here.
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
-/// Longest topic name Kafka takes.
 pub(super) const TOPIC_BYTES_MAX: usize = 249;
 
-/// Whether Kafka takes it as a topic's name.
 pub(crate) fn is_topic(name: &str) -> bool {
     (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !matches!(name, "." | "..")
 }
 
-/// Whether Kafka takes this byte in a name.
+/// Whether Kafka allows this byte in a name.
 pub(super) fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// The name cannot be used as it stands.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {what}: {why}")]
 pub struct NameError {
@@ -32,12 +28,12 @@ pub struct NameError {
     why: &'static str,
 }
 
-/// A replication slot's name: what Postgres itself allows, `[a-z0-9_]`, 1 to 63 of them.
+/// A replication slot's name by the rule of Postgres: 1 to 63 characters of `[a-z0-9_]`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SlotName(String);
 
 impl SlotName {
-    /// Safe to put into a replication command as it is.
+    /// The name, which needs no quotes in a replication command.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -80,7 +76,7 @@ impl fmt::Debug for SlotName {
     }
 }
 
-/// A table with its schema, as SQL would read it: `outbox` is `public.outbox`, `"Sales"."Out box"` keeps its case.
+/// A table with its schema, as SQL reads it: `outbox` is `public.outbox`, `"Sales"."Out box"` keeps its case.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TableName {
     schema: String,
@@ -88,7 +84,7 @@ pub struct TableName {
 }
 
 impl TableName {
-    /// `public.outbox`, where Debezium's Outbox Event Router looks.
+    /// `public.outbox`, the table of Debezium's Outbox Event Router.
     pub fn debezium() -> Self {
         TableName { schema: "public".to_owned(), table: "outbox".to_owned() }
     }
@@ -135,7 +131,7 @@ impl fmt::Display for TableName {
     }
 }
 
-/// One identifier off the front of `text`, read as SQL does: unquoted ones fold to lower case.
+/// The identifier at the beginning of `text`, read as SQL does: an unquoted one folds to lower case.
 fn identifier(text: &str) -> Result<(String, &str), &'static str> {
     let (name, rest) = match text.strip_prefix('"') {
         Some(quoted) => quoted_identifier(quoted)?,
@@ -169,24 +165,22 @@ fn quoted_identifier(quoted: &str) -> Result<(String, &str), &'static str> {
     }
 }
 
-/// The name as SQL has to write it.
+/// The name as SQL writes it, quoted where necessary.
 pub(crate) fn quoted(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
     if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
 }
 
-/// A piece of SQL that matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// A name, folded as SQL does unless it was quoted.
+    /// A name; an unquoted one is folded as SQL does.
     Name(String),
-    /// Anything else but space and text constants.
+    /// Any other character, except space and text constants.
     Sign(char),
 }
 
-/// Whether every bracket in `sql` is closed, and every text constant and quoted name ended. What is not could end the
-/// parentheses it is put into.
+/// Whether every bracket, constant and quoted name in `sql` is closed. Otherwise the text could end brackets around it.
 pub(crate) fn is_closed(sql: &str) -> bool {
     let (pieces, has_ended) = pieces(sql);
     let mut open = Vec::new();
@@ -203,14 +197,14 @@ pub(crate) fn is_closed(sql: &str) -> bool {
     all && has_ended && open.is_empty()
 }
 
-/// Whether `sql` is a number and nothing else, in parentheses or not: to `ORDER BY` the position of a column.
+/// Whether `sql` is only a number, also in parentheses: `ORDER BY` takes a number for the position of a column.
 pub(crate) fn is_number(sql: &str) -> bool {
     let bare = sql.trim_matches(|sign: char| sign.is_whitespace() || matches!(sign, '(' | ')'));
     bare.starts_with(|first: char| first.is_ascii_digit())
         && bare.chars().all(|next| next.is_ascii_alphanumeric() || matches!(next, '_' | '.'))
 }
 
-/// What `sql` is made of, and whether its last constant or name has an end.
+/// The tokens of `sql`, and whether its last constant or name is closed.
 pub(crate) fn pieces(sql: &str) -> (Vec<Piece>, bool) {
     let mut pieces = Vec::new();
     let mut has_ended = true;
@@ -243,7 +237,7 @@ fn is_in_name(next: char) -> bool {
     next.is_alphanumeric() || next == '_'
 }
 
-/// To behind the quote that ends a text constant; whether there is one.
+/// Skips a text constant with its closing quote; returns whether it is closed.
 fn skip_constant(rest: &mut Peekable<Chars<'_>>, has_escapes: bool) -> bool {
     while let Some(next) = rest.next() {
         match next {
@@ -255,7 +249,7 @@ fn skip_constant(rest: &mut Peekable<Chars<'_>>, has_escapes: bool) -> bool {
     false
 }
 
-/// The tag of a constant in dollars, such as `a$` of `$a$…$a$`; none where the dollar is that of a parameter.
+/// The tag of a dollar-quoted constant, such as `a$` of `$a$…$a$`; none where the dollar is that of a parameter.
 fn dollar_tag(rest: &Peekable<Chars<'_>>) -> Option<String> {
     let mut tag: String = rest.clone().take_while(|next| is_in_name(*next)).collect();
     let is_name = !tag.starts_with(|first: char| first.is_numeric());
@@ -265,7 +259,7 @@ fn dollar_tag(rest: &Peekable<Chars<'_>>) -> Option<String> {
     })
 }
 
-/// To behind the end of a constant in dollars; whether there is one.
+/// Skips a dollar-quoted constant; returns whether it is closed.
 fn skip_dollars(rest: &mut Peekable<Chars<'_>>) -> bool {
     let Some(tag) = dollar_tag(rest) else { return true };
     let (tag_chars, text) = (tag.chars().count(), rest.clone().collect::<String>());
@@ -278,7 +272,6 @@ fn skip_dollars(rest: &mut Peekable<Chars<'_>>) -> bool {
     end.is_some()
 }
 
-/// A name in quotes, and whether the second one is there.
 fn quoted_name(rest: &mut Peekable<Chars<'_>>) -> (String, bool) {
     let mut name = String::new();
     while let Some(next) = rest.next() {

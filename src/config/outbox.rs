@@ -1,4 +1,4 @@
-//! One outbox: from its settings to an [`OutboxConfig`].
+//! One outbox: turns its settings into an [`OutboxConfig`].
 
 use std::fmt;
 use std::time::Duration;
@@ -11,14 +11,13 @@ use crate::template::Template;
 
 const TEMPLATE_REMEDY: &str = "text with columns in braces, such as orders.{type|lower}; docs/mapping.md has all of it";
 
-/// What a column is called that every message has: where it stands in the log, `16/B374D848`. No two have the same.
+/// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same one.
 pub(crate) const MESSAGE_LSN: &str = "message_lsn";
-/// What a column is called that every message has: its prefix.
 pub(crate) const MESSAGE_PREFIX: &str = "message_prefix";
-/// What a column is called that every message has: its content, whatever it is.
+/// The column of every message with its content, in any format.
 pub(crate) const MESSAGE_CONTENT: &str = "message_content";
 
-/// Where events are from.
+/// The source of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventSource {
     /// Rows that are inserted into this table.
@@ -52,84 +51,79 @@ impl fmt::Display for EventSource {
     }
 }
 
-/// One source of events, its columns, by the names of Debezium's Outbox Event Router unless told otherwise, and what
-/// becomes of an event.
+/// One source of events with columns, upkeep and route. The default columns are those of Debezium's Outbox Event
+/// Router.
 #[derive(Debug, Clone)]
 pub struct OutboxConfig {
     /// The table, or the messages.
     pub source: EventSource,
     /// Column with the event's id.
     pub id: String,
-    /// Column that selects the topic, unless the route says otherwise.
+    /// Column that selects the topic, unless the route has a template.
     pub aggregate_type: String,
-    /// Column with the record's key, unless the route says otherwise.
+    /// Column with the record's key, unless the route has a template.
     pub aggregate_id: String,
     /// Column with the event's type.
     pub event_type: String,
     /// Column with the record's value.
     pub payload: String,
-    /// Column with how often the event is tried in all; NULL and none: as often as all others.
+    /// Column with the greatest number of attempts for the event; without a value the general number applies.
     pub max_attempts: Option<String>,
-    /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's. Those of the row key
-    /// alone come last.
+    /// All needed columns. A column's index is its *place*; the id has place 0. Columns for the row key alone come
+    /// last.
     pub columns: Vec<String>,
-    /// What names exactly one row of the table; none where nothing does, or nobody looked.
+    /// The columns that identify one row of the table; none if there are none, or the table was not read.
     pub row_key: Option<RowKey>,
-    /// How the table itself is read and kept.
+    /// How to read and to maintain the table.
     pub upkeep: Upkeep,
-    /// Where events go.
+    /// The route of events.
     pub route: RouteConfig,
 }
 
-/// What names one row of a table and the event it is: the event's id, the columns of a unique index, and the transaction that
-/// wrote the row, where a column has it.
+/// The columns that identify one row of a table and its event: the event's id, the columns of a unique index, and the
+/// column with the transaction that wrote the row, if there is one.
 ///
-/// The id and the transaction are among them also where the index would do: a row whose key was used again is another.
+/// Id and transaction are included even if the index would be enough: a row whose key was used again is another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowKey {
-    /// Places of the id and of the index' columns, the id's first.
+    /// The places of the id and of the index' columns, the id's first.
     pub places: Vec<usize>,
-    /// Place of the column with the transaction.
     pub transaction: Option<usize>,
-    /// How many of the outbox's columns are there for this alone.
+    /// The number of columns that only the row key needs.
     pub added: usize,
 }
 
-/// How an outbox table itself is read and kept. SQL is the operator's own, and put into statements as it stands.
+/// How to read and to maintain an outbox table. SQL is the operator's own, and used unchanged in statements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Upkeep {
-    /// SQL condition: which rows were not published yet.
     pub pending: Option<String>,
-    /// SQL expressions as in `ORDER BY`: the order of events of one aggregate.
+    /// One SQL expression, as in `ORDER BY`, for the order of an aggregate's events.
     pub order_by: Option<String>,
-    /// Column with the event's time.
     pub time: Option<String>,
-    /// SQL assignments as in `UPDATE … SET`, once a row was acked.
+    /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event.
     pub mark: Option<String>,
-    /// SQL assignments for a row whose event was given up; `:error`, `:class` and `:attempts` are put in.
+    /// SQL assignments for the row of an event that was given up, with values for `:error`, `:class` and `:attempts`.
     pub mark_failed: Option<String>,
-    /// SQL assignments for a row whose event was tried and waits; `:next_attempt_at` is put in, too.
+    /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also replaced by a value.
     pub mark_waiting: Option<String>,
-    /// Whether a row is deleted once it was acked.
     pub delete: bool,
-    /// How long published rows are kept.
     pub retention: Option<Duration>,
-    /// Channel that says there are new rows.
+    /// Channel of `NOTIFY` for new rows.
     pub notify: Option<String>,
 }
 
 impl Upkeep {
-    /// Whether something is done to a row once it was acked.
+    /// Whether the row of an acked event is written to.
     pub fn writes(&self) -> bool {
         self.delete || self.mark.is_some()
     }
 
-    /// Whether the table itself tells which of its rows were not published.
+    /// Whether the table itself shows which of its rows are unpublished.
     pub fn says_for_itself(&self) -> bool {
         self.pending.is_some() || self.delete
     }
 
-    /// Whether anything is ever done to a row.
+    /// Whether any row is ever written to.
     pub fn writes_any(&self) -> bool {
         self.writes() || self.mark_failed.is_some() || self.mark_waiting.is_some()
     }
@@ -140,14 +134,14 @@ impl OutboxConfig {
         self.columns.iter().position(|known| known == column)
     }
 
-    /// This column is needed too.
+    /// Adds a column to the needed ones.
     pub fn need(&mut self, column: &str) {
         if self.index_of(column).is_none() {
             self.columns.push(column.to_owned());
         }
     }
 
-    /// Rows are named by these columns, of a unique index, the id, and the column with their transaction, if there is one.
+    /// Sets the row key: the id, these columns of a unique index, and the column with the transaction, if there is one.
     pub fn name_rows_by(&mut self, index: &[String], transaction: Option<&str>) {
         self.columns.truncate(self.routed_columns().len());
         let (routed, mut places) = (self.columns.len(), vec![0]);
@@ -168,12 +162,12 @@ impl OutboxConfig {
         self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
     }
 
-    /// The columns that name a row, the id first and its transaction last: the id alone where there is no row key.
+    /// The columns that identify a row, the id first and its transaction last; the id alone without a row key.
     pub fn key_columns(&self) -> impl Iterator<Item = &String> {
         self.index_columns().chain(self.transaction_column())
     }
 
-    /// Those without the transaction.
+    /// The same without the transaction.
     pub fn index_columns(&self) -> impl Iterator<Item = &String> {
         self.key_places().iter().filter_map(|place| self.columns.get(*place))
     }
@@ -182,12 +176,12 @@ impl OutboxConfig {
         self.row_key.as_ref().map_or(&[0], |key| &key.places)
     }
 
-    /// The column with the transaction that wrote a row, where it is part of the row key.
+    /// The column of the row key with the transaction that wrote the row.
     pub fn transaction_column(&self) -> Option<&String> {
         self.columns.get(self.row_key.as_ref()?.transaction?)
     }
 
-    /// The columns that the id and the route need are those that are needed.
+    /// Restricts the needed columns to those of the id and the route.
     pub fn need_only_routed(&mut self) {
         self.row_key = None;
         self.columns = vec![self.id.clone()];
@@ -203,41 +197,38 @@ impl OutboxConfig {
     }
 }
 
-/// How an event becomes a record.
 #[derive(Debug, Clone)]
 pub struct RouteConfig {
     /// The topic: `outbox.event.{aggregatetype}` by default.
     pub topic: Template,
-    /// The key: `{aggregateid}` by default. `None`: no record has one, and no order is kept.
+    /// The key: `{aggregateid}` by default. `None`: records have no key, and events no order.
     pub key: Option<Template>,
-    /// Name of the header that carries the event's id: `id` by default. `None`: there is none.
+    /// Name of the header with the event's id: `id` by default. `None`: no such header.
     pub id_header: Option<String>,
-    /// Name of the header that carries where the event is from: `walrelay-position` by default. `None`: there is none.
+    /// Name of the header with the event's place: `walrelay-position` by default. `None`: no such header.
     pub position_header: Option<String>,
-    /// Column with the partition; NULL leaves it to the key.
+    /// Column with the partition; NULL selects it by the key.
     pub partition: Option<String>,
-    /// Column with the record's timestamp; NULL is when it is produced.
+    /// Column with the record's timestamp; NULL selects the time of production.
     pub timestamp: Option<String>,
     /// Further headers, in this order. No name holds NUL.
     pub headers: Vec<(String, Template)>,
-    /// A JSON object whose members become headers behind those, unless one of that name is there.
+    /// A JSON object whose members become headers after those, unless a header of that name exists.
     pub headers_from: Option<Template>,
-    /// Whether a header whose value is NULL is left out.
     pub omit_null_headers: bool,
     pub value: ValueConfig,
-    /// Topics no event may go to: walrelay's own, for its position and for dead letters.
+    /// Topics that no event may go to: walrelay's own, for its position and for dead letters.
     pub reserved_topics: Vec<String>,
 }
 
-/// What a record's value is made of.
 #[derive(Debug, Clone)]
 pub enum ValueConfig {
-    /// One template, `{payload}` by default; NULL is a tombstone.
+    /// One template, `{payload}` by default; NULL makes a tombstone.
     Template(Template),
     /// A JSON object with these members, in this order.
     Envelope {
         members: Vec<(String, Template)>,
-        /// The column that, where it is NULL, makes the record a tombstone.
+        /// The column whose NULL makes a tombstone.
         tombstone: Option<String>,
     },
 }
@@ -255,7 +246,7 @@ impl ValueConfig {
 }
 
 impl Default for OutboxConfig {
-    /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
+    /// The table and columns of Debezium's Outbox Event Router, so that its tables work unchanged.
     fn default() -> Self {
         let columns = Columns::default();
         let mut outbox = OutboxConfig {
@@ -277,7 +268,7 @@ impl Default for OutboxConfig {
 }
 
 impl Default for RouteConfig {
-    /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
+    /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work unchanged.
     fn default() -> Self {
         let (columns, route) = (Columns::default(), Route::default());
         RouteConfig {
@@ -296,11 +287,10 @@ impl Default for RouteConfig {
     }
 }
 
-/// Where events of one outbox are from, and where they go.
 pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
     let source = event_source(layer)?;
     let id = match &source {
-        // Every message has one, and no two have the same.
+        // Every message has an LSN, and no two have the same one.
         EventSource::Messages(_) if layer.get("outbox.columns.id").is_none() => MESSAGE_LSN.to_owned(),
         EventSource::Messages(_) | EventSource::Table(_) => column(layer, "outbox.columns.id")?,
     };
@@ -397,7 +387,7 @@ fn route(layer: &Layer) -> Result<RouteConfig> {
     })
 }
 
-/// The name of a header of walrelay's own; `None` where it is empty.
+/// The name of one of walrelay's own headers; `None` if it is set to empty text.
 fn header_name(layer: &Layer, path: &str) -> Result<Option<String>> {
     let name = layer.checked(path, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
     let is_default = KEYS.iter().any(|key| key.path == path && key.default.as_deref() == Some(&name));
@@ -419,7 +409,7 @@ fn headers_from(layer: &Layer) -> Result<Option<Template>> {
     Ok(Some(template))
 }
 
-/// Templates of headers, if each has a name.
+/// The templates of headers. Refuses a header without a valid name.
 fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
     for name in layer.model.route.headers.keys() {
         let path = format!("route.headers.{name}");
@@ -454,10 +444,10 @@ fn value(layer: &Layer) -> Result<ValueConfig> {
     }
 }
 
-/// How the headers begin that say something to walrelay itself: a place in the log, a replay, a dead letter.
+/// The prefix of walrelay's own headers: place, replay, dead letter.
 const OWN_HEADERS: &str = "walrelay-";
 
-/// Whether a header of this name is walrelay's own. None that a row brings is.
+/// Whether a header of this name is one of walrelay's own, which a row cannot set.
 pub(crate) fn is_own_header(name: &str) -> bool {
     name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
 }
@@ -481,7 +471,6 @@ fn named_templates(layer: &Layer, table: &str, named: &toml::Table) -> Result<Ve
     Ok(templates)
 }
 
-/// The template that was given, if any was.
 fn template(layer: &Layer, path: &str) -> Result<Option<Template>> {
     layer.get(path).map(|_| layer.parsed(path, TEMPLATE_REMEDY)).transpose()
 }
@@ -491,12 +480,12 @@ fn column(layer: &Layer, path: &str) -> Result<String> {
     layer.checked(path, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
 }
 
-/// A column, unless its name is empty: so an `[[outbox]]` does without a value that the others have.
+/// A column; none if its name is empty, so that an `[[outbox]]` can unset a value that the others have.
 fn optional_column(layer: &Layer, path: &str) -> Result<Option<String>> {
     if layer.text(path).is_empty() { Ok(None) } else { column(layer, path).map(Some) }
 }
 
-/// SQL for the middle of a statement: text that ends a statement, or hides the rest of one, is refused.
+/// SQL for the middle of a statement. Refuses text that ends a statement or hides the rest of one.
 fn sql(layer: &Layer, path: &str) -> Result<Option<String>> {
     let allowed = "SQL without semicolons, comments and NUL, and with its brackets and quotes closed";
     let hidden = [";", "\0", "--", "/*"];

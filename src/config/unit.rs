@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them, and numbers with bounds.
+//! Sizes and durations in the forms that people write, and numbers with bounds.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,9 +14,9 @@ const TIB: u64 = 1024 * GIB;
 
 const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1)];
 
-/// Bytes from `32MiB`, `32 MB`, `1024` (plain bytes). `None` where it is none of that or does not fit.
+/// Bytes from `32MiB`, `32 MB`, `1024` (plain bytes). `None` for any other text, and for a size that does not fit.
 ///
-/// Units: `B`, `kB`/`MB`/`GB`/`TB` by the thousand, `KiB`/`MiB`/`GiB`/`TiB` by 1024, in any case.
+/// Units, in any case: `B`, `kB`/`MB`/`GB`/`TB` with factor 1000, `KiB`/`MiB`/`GiB`/`TiB` with factor 1024.
 pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -32,13 +32,13 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Bytes so that [`parse_bytes`] reads the same number back.
+/// Text from which [`parse_bytes`] reads the same number.
 pub(crate) fn exact_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)).unwrap_or(&("B", 1));
     format!("{}{name}", bytes / unit)
 }
 
-/// Bytes for people: three digits at most, `1.5 MiB`.
+/// Bytes for people, such as `1.5 MiB`: with one decimal below 10, else without.
 pub(crate) fn human_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes >= *unit).unwrap_or(&("B", 1));
     let tenths = bytes / (unit / 10).max(1);
@@ -48,14 +48,14 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
     format!("{} {name}", bytes / unit)
 }
 
-/// A duration from `10s`, `1m 30s`, `500ms`. A number without unit is `None`: nobody knows what was meant.
+/// A duration from `10s`, `1m 30s`, `500ms`. `None` for a number without a unit, which is ambiguous.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text.trim()).ok()
 }
 
-/// A duration so that [`parse_duration`] reads the same one back, in the units people type: `30d`, `1m 30s`.
+/// Text from which [`parse_duration`] reads the same duration, in common units: `30d`, `1m 30s`.
 pub(crate) fn exact_duration(duration: Duration) -> String {
-    // Months and years are fractions of days, which nobody types: days are the largest unit.
+    // Days are the largest unit: humantime's months and years are not whole days.
     const DAY_SECONDS: u64 = 24 * 3600;
     let (days, rest) = (duration.as_secs() / DAY_SECONDS, duration.as_secs() % DAY_SECONDS);
     let rest = Duration::new(rest, duration.subsec_nanos());
@@ -66,11 +66,9 @@ pub(crate) fn exact_duration(duration: Duration) -> String {
     }
 }
 
-/// The unit of a number in the configuration.
 pub(crate) trait Unit {
     /// A noun and an example, for an error.
     const EXAMPLE: &'static str;
-    /// The number in `text`.
     fn parse(text: &str) -> Option<u64>;
     /// Text that [`Unit::parse`] reads back.
     fn exact(number: u64) -> String;
@@ -108,7 +106,6 @@ impl Unit for Bytes {
     }
 }
 
-/// A plain number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Count;
 
@@ -124,12 +121,12 @@ impl Unit for Count {
     }
 }
 
-/// A number of the configuration in the unit `U`: where nobody sets it `DEFAULT`, and never outside `MIN..=MAX`.
+/// A number of the configuration in the unit `U`: `DEFAULT` unless it is set, and never outside `MIN..=MAX`.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounded<U, const DEFAULT: u64, const MIN: u64, const MAX: u64>(u64, PhantomData<U>);
 
 impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<U, DEFAULT, MIN, MAX> {
-    /// The number, or `max` where its type is too small.
+    /// The number, or `max` if the number does not fit.
     pub(crate) fn number<N: TryFrom<u64>>(&self, max: N) -> N {
         self.0.try_into().unwrap_or(max)
     }

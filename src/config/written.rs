@@ -7,7 +7,7 @@ use super::layers::{Config, Settings, is_secret_property};
 use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
 use super::outbox::MESSAGE_LSN;
 
-/// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
+/// Properties whose values are useful and cannot be secrets. Numbers and truth values are always shown.
 const SHOWN_PROPERTIES: &[&str] = &[
     "acks",
     "client.id",
@@ -22,11 +22,11 @@ const SHOWN_PROPERTIES: &[&str] = &[
     "ssl.endpoint.identification.algorithm",
 ];
 
-/// Tables of which each `[[outbox]]` has its own.
+/// The tables that each `[[outbox]]` has for itself.
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
-/// The effective configuration as a file would have it. The database's connection string and properties that could be
-/// secrets are `***`; where the connection leads is in a comment.
+/// The effective configuration as a file. The connection string and properties that could be secrets are `***`; a
+/// comment names the server of the connection.
 pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
     let mut text = format!(
         "# Database: {}\n# Publication: {:?}\n# Position stored under: {:?}\n",
@@ -96,7 +96,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     }
 }
 
-/// What holds where nobody sets the key at `path`, and it has no default of its own.
+/// The effect of the key at `path` if it is not set and has no default.
 fn unset(path: &str) -> &'static str {
     match path {
         "database.url" => "from the PG* variables and their defaults",
@@ -126,7 +126,7 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     writeln!(text, "{what}").unwrap_or_default();
 }
 
-/// What the file is to hold, in the order in which it was put in.
+/// The content of a file, in the order in which it was added.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     lines: Vec<Line>,
@@ -139,19 +139,17 @@ struct Line {
 }
 
 impl Draft {
-    /// Sets the key at `path`.
     pub(crate) fn set(&mut self, path: &'static str, value: &str) {
         let (table, key) = parts(path);
         self.lines.push(Line { table, text: format!("{key} = {}", one_line(value)) });
     }
 
-    /// Adds a comment on the key at `path`: that it has to be set, or why it is as it is.
+    /// Adds a comment on the key at `path`: that it has to be set, or the reason for its value.
     pub(crate) fn note(&mut self, path: &'static str, comment: &str) {
         let (table, _) = parts(path);
         self.lines.push(Line { table, text: commented(comment) });
     }
 
-    /// The same of a header.
     pub(crate) fn note_header(&mut self, comment: &str) {
         self.lines.push(Line { table: HEADERS, text: commented(comment) });
     }
@@ -180,7 +178,7 @@ impl Draft {
         true
     }
 
-    /// The file, with `heading` as its first lines, each a comment.
+    /// The file, with `heading` as comments on its first lines.
     pub(crate) fn toml(&self, heading: &str) -> String {
         let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
         for table in tables() {
@@ -198,13 +196,12 @@ fn parts(path: &'static str) -> (&'static str, &'static str) {
     path.rsplit_once('.').unwrap_or(("", path))
 }
 
-/// A line of a comment: what could end the line, or hide a part of it, is a blank.
+/// A line of a comment. Control characters become spaces, because they could end the line or hide a part of it.
 fn commented(comment: &str) -> String {
     format!("# {}", comment.replace(char::is_control, " "))
 }
 
-/// A basic string of TOML on one line, good for keys and values: <https://toml.io/en/v1.0.0#string>. It is a string of JSON
-/// without DEL.
+/// A basic string of TOML on one line: <https://toml.io/en/v1.0.0#string>. It is a string of JSON without DEL.
 fn one_line(text: &str) -> String {
     serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")
 }

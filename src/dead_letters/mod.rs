@@ -1,16 +1,16 @@
-//! The dead letters of a topic: read, sent again, and resolved.
+//! Reads, retries and resolves the dead letters of a topic.
 //!
 //! | file | its content |
 //! |---|---|
-//! | here | one record of the topic: a dead letter, a marker, or nothing of ours |
-//! | [`scan`] | the filter; markers first, then dead letters |
-//! | [`resolver`] | dead letters sent to their own topics, and marked |
+//! | here | one record of the topic: a dead letter, a marker, or a foreign record |
+//! | [`scan`] | the filter; reads markers first, then dead letters |
+//! | [`resolver`] | sends dead letters to their own topics, and writes their markers |
 //!
-//! Kafka deletes no single record. So a marker resolves a dead letter: a record behind it in the same partition, with
-//! the same key and no value. Markers are read first, and two bits are kept for each dead letter. Dead letters are read
-//! one by one and never held; those to be sent are read once more.
+//! Kafka cannot delete a single record. So a marker resolves a dead letter: a later record in the same partition, with
+//! the same key and no value. Markers are read first, and memory holds two bits for each dead letter. Dead letters are
+//! read one by one and never held; those to send are read once more.
 //!
-//! Any client may have written a record, so nothing in it is trusted (P11).
+//! Any client may have written a record, so no record is trusted (P11).
 
 pub(crate) mod resolver;
 pub(crate) mod scan;
@@ -35,12 +35,12 @@ use crate::sink::kafka::topic_reader::Message;
 
 /// Header of a marker: the outcome of the dead letter, `retried` or `dropped`.
 const SETTLED_HEADER: &str = "walrelay-settled";
-/// Which dead letter: `PARTITION:OFFSET`.
+/// The resolved dead letter: `PARTITION:OFFSET`.
 const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
-/// When, as RFC 3339 has it.
+/// The time of the resolution, in the form of RFC 3339.
 const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 
-/// Where a record is, written `PARTITION:OFFSET`.
+/// The place of a record, written `PARTITION:OFFSET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct At {
     pub partition: i32,
@@ -66,34 +66,31 @@ impl FromStr for At {
     }
 }
 
-/// What a record is.
 #[derive(Debug)]
 pub(crate) enum Entry<'r> {
     DeadLetter(DeadLetter<'r>),
     Marker(Marker),
-    /// Nothing walrelay wrote.
+    /// Not written by walrelay.
     Foreign,
 }
 
 impl<'r> Entry<'r> {
-    /// What `record` is. The headers that say why stand behind those of the original record, from the last header with
-    /// a class on.
+    /// Classifies `record`. The headers with the reason begin with the last header that has a class.
     pub(crate) fn of(record: &'r Message<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
             Some((original, reasons)) => Entry::DeadLetter(DeadLetter { record, original, reasons }),
-            // A dead letter resolves no other, whatever headers the original record had.
+            // A dead letter never resolves another one, whatever headers the original record had.
             None => Marker::of(At { partition: record.partition, offset: record.offset }, headers)
                 .map_or(Entry::Foreign, Entry::Marker),
         }
     }
 }
 
-/// The outcome of a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Its topic has it.
+    /// The record is in its own topic.
     Retried,
     Dropped,
 }
@@ -112,13 +109,12 @@ impl fmt::Display for Outcome {
 pub(crate) struct Marker {
     pub letter: At,
     pub outcome: Outcome,
-    /// When, as the marker says.
+    /// The time of the resolution, as the marker states it.
     pub when: Option<String>,
 }
 
 impl Marker {
-    /// The marker at `at` with these headers; `None` where the record is none. A marker stands behind its dead letter,
-    /// in the same partition.
+    /// The marker at `at` with these headers, if it is one. A marker follows its dead letter, in the same partition.
     fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
         let text = |name: &str| std::str::from_utf8(headers.iter().find(|(found, _)| *found == name)?.1?).ok();
         let outcome = match text(SETTLED_HEADER)? {
@@ -131,7 +127,7 @@ impl Marker {
         is_behind.then(|| Marker { letter, outcome, when: text(SETTLED_AT_HEADER).map(str::to_owned) })
     }
 
-    /// The record of the marker, for the topic of the dead letter: with the key of the dead letter and no value.
+    /// The record of the marker for the topic of the dead letter: with the dead letter's key and no value.
     fn record(&self, topic: &str, key: Option<&[u8]>, slot: Option<&[u8]>) -> OwnedRecord {
         let (outcome, letter) = (self.outcome.to_string(), self.letter.to_string());
         let mut headers: Vec<Header<'_>> =
@@ -143,7 +139,6 @@ impl Marker {
     }
 }
 
-/// The record of an event that was given up.
 #[derive(Debug)]
 pub(crate) struct DeadLetter<'r> {
     record: &'r Message<'r>,
@@ -151,12 +146,12 @@ pub(crate) struct DeadLetter<'r> {
     reasons: &'r [Header<'r>],
 }
 
-/// Why a dead letter cannot be sent as it is.
+/// The reason for which a dead letter cannot be sent unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unsendable {
     #[error("the row made no topic")]
     NoTopic,
-    /// It names one that Kafka does not have, or that is kept for something else.
+    /// The header does not name a valid topic, or names a reserved one.
     #[error("what it names as its topic is none that it may go to")]
     Topic,
     #[error("its value was too large to be taken along")]
@@ -168,7 +163,7 @@ impl<'r> DeadLetter<'r> {
         At { partition: self.record.partition, offset: self.record.offset }
     }
 
-    /// When it was given up, in milliseconds since the Unix epoch.
+    /// The time when the event was given up, in milliseconds since the Unix epoch.
     pub(crate) fn time_ms(&self) -> Option<i64> {
         self.record.time_ms
     }
@@ -181,17 +176,15 @@ impl<'r> DeadLetter<'r> {
         self.record.value
     }
 
-    /// The headers it had as a record.
     pub(crate) fn original_headers(&self) -> &'r [Header<'r>] {
         self.original
     }
 
-    /// The bytes of a header that says why; none where it is not there.
+    /// The value of a header with the reason; none if the header is missing.
     fn reason(&self, name: &str) -> Option<&'r [u8]> {
         self.reasons.iter().find(|(found, _)| *found == name)?.1
     }
 
-    /// Its slot, as it is written.
     fn slot_bytes(&self) -> Option<&'r [u8]> {
         self.reason(SLOT_HEADER)
     }
@@ -204,7 +197,6 @@ impl<'r> DeadLetter<'r> {
         std::str::from_utf8(self.reason(name)?).ok()?.parse().ok()
     }
 
-    /// The class of its fault.
     pub(crate) fn class(&self) -> Cow<'r, str> {
         self.text(CLASS_HEADER).unwrap_or_default()
     }
@@ -217,7 +209,6 @@ impl<'r> DeadLetter<'r> {
         self.number(ATTEMPTS_HEADER)
     }
 
-    /// The topic it was for.
     pub(crate) fn topic(&self) -> Option<Cow<'r, str>> {
         self.text(TOPIC_HEADER)
     }
@@ -226,27 +217,23 @@ impl<'r> DeadLetter<'r> {
         self.text(SLOT_HEADER)
     }
 
-    /// The table, or the messages.
     pub(crate) fn outbox(&self) -> Option<Cow<'r, str>> {
         self.text(OUTBOX_HEADER)
     }
 
-    /// The row's id.
     pub(crate) fn row(&self) -> Option<&'r [u8]> {
         self.reason(ROW_HEADER)
     }
 
-    /// Where it stands in the log.
     pub(crate) fn position(&self) -> Option<Cow<'r, str>> {
         self.text(PLACE_HEADER)
     }
 
-    /// Bytes of the value that was not taken along.
     pub(crate) fn omitted_value_bytes(&self) -> Option<u64> {
         self.number(OMITTED_HEADER)
     }
 
-    /// The topic it can be sent to as it is. `reserved` are those it may not go to, whatever it says.
+    /// The topic to which it can be sent unchanged. It must not be one of `reserved`.
     pub(crate) fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
         let topic = self.topic().ok_or(Unsendable::NoTopic)?;
         if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
@@ -258,7 +245,7 @@ impl<'r> DeadLetter<'r> {
         Ok(topic)
     }
 
-    /// The record it was, for `topic`, and the header that says it comes again.
+    /// The original record, for `topic`, with the header of a replay.
     fn record(&self, topic: &str) -> OwnedRecord {
         let mut headers = self.original.to_vec();
         if !headers.iter().any(|(name, _)| *name == REPLAY_HEADER) {
@@ -274,7 +261,6 @@ impl<'r> DeadLetter<'r> {
         })
     }
 
-    /// Bytes of key, value and headers.
     fn bytes(&self) -> usize {
         let all = self.original.iter().chain(self.reasons);
         let headers: usize = all.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum();
@@ -407,7 +393,7 @@ mod tests {
             assert_eq!((record.topic, record.key, record.value), ("dead", Some(&b"k"[..]), None));
             assert_eq!((record.partition, record.headers.last()), (Some(3), Some(&(SLOT_HEADER, Some(&b"s"[..])))));
             assert_eq!(Marker::of(at("3:18"), record.headers), Some(marker.clone()));
-            // A record in front of the dead letter, or elsewhere, is no marker.
+            // A record before the dead letter, or in another partition, is not a marker.
             for elsewhere in ["3:17", "3:2", "2:18"] {
                 assert_eq!(Marker::of(at(elsewhere), record.headers), None);
             }

@@ -1,9 +1,9 @@
-//! Dead letters sent to their own topics, and marked once they are there.
+//! Sends dead letters to their own topics, and marks them after their acks.
 //!
-//! Two producers: one for dead letters, which keeps their order and ends with the first that is refused; one for
-//! markers, which can still mark what had arrived then. The loop waits, most urgent first, for its next turn (a stop, the
-//! progress to be reported, a full producer to be offered a record again); for deliveries; for refusals; and, while there
-//! is capacity (P4), for the next dead letter.
+//! There are two producers. The one for dead letters keeps their order and ends with the first refused record. The one
+//! for markers can then still mark the dead letters that were acked. The loop waits for several inputs, the most urgent
+//! first. The first is its next turn: a stop, a progress report, or a record to offer to a full producer again. Then
+//! come deliveries, refusals and, with capacity (P4), the next dead letter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -22,16 +22,14 @@ use crate::replay::{DRAIN_TIMEOUT, SendEnd, Turns};
 use crate::route::OwnedRecord;
 use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
-/// Dead letters that are read ahead of their sending.
 pub(crate) const LETTERS_AHEAD: usize = 16;
 
-/// A dead letter to be resolved.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     at: At,
     key: Option<Vec<u8>>,
     slot: Option<Vec<u8>>,
-    /// What is sent first, where it is to be sent.
+    /// The record to send first, for a retry.
     record: Option<OwnedRecord>,
     bytes: usize,
 }
@@ -48,8 +46,8 @@ impl Chosen {
     }
 }
 
-/// Reads the dead letters that fit `wanted` and are not resolved, and hands each to `into` until the receiver is gone.
-/// Those that cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
+/// Reads the dead letters that match `wanted` and are not resolved, and sends each to `into` until the receiver is
+/// gone. For a retry, skips those that cannot be sent unchanged. Blocks.
 pub(crate) fn choose(
     scan: &Scan,
     wanted: &DeadLetterFilter,
@@ -69,45 +67,42 @@ pub(crate) fn choose(
         if into.blocking_send(Ok(chosen)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     if let Err(error) = read {
-        // The receiver is gone, and the error with it.
+        // A receiver that is gone needs no error.
         into.blocking_send(Err(error)).ok();
     }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Dead letters that their topics have.
     pub sent: u64,
-    /// Dead letters that are marked as resolved.
+    /// Dead letters whose markers are acked.
     pub resolved: u64,
 }
 
-/// Resolves dead letters as they come.
+/// Resolves dead letters in the order of their arrival.
 pub(crate) struct Resolver<'c> {
     topic: &'c str,
     outcome: Outcome,
     kafka: &'c KafkaConfig,
-    /// For dead letters; `None` where they are dropped.
+    /// The producer for dead letters; `None` for a drop.
     letters: Option<KafkaSink>,
     markers: KafkaSink,
-    /// Those in flight, without their records.
+    /// Dead letters in flight, without their records.
     flights: BTreeMap<u64, Chosen>,
     bytes: usize,
     next: u64,
-    /// A dead letter that found its producer full: no other goes before it.
+    /// A record that its producer had no space for. No other goes before it.
     held: Option<(u64, OwnedRecord)>,
-    /// Dead letters that arrived, and whose markers are not enqueued yet.
+    /// Acked dead letters whose markers are not enqueued.
     unmarked: VecDeque<u64>,
     progress: Progress,
-    /// No more dead letters are taken.
     ended: bool,
-    /// The first error.
     failed: Option<Error>,
     grace: Duration,
 }
 
 impl<'c> Resolver<'c> {
-    /// Connects to resolve dead letters of `topic`. A stop waits up to `grace` for records in flight.
+    /// Connects, to resolve dead letters of `topic`. A stop waits at most `grace` for records in flight.
     pub(crate) fn new(
         kafka: &'c KafkaConfig,
         topic: &'c str,
@@ -133,21 +128,21 @@ impl<'c> Resolver<'c> {
         })
     }
 
-    /// Which of `topics` the cluster does not have.
+    /// The topics among `topics` that the cluster does not have.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         self.markers.missing(topics, timeout).await
     }
 
-    /// Resolves the dead letters of `incoming` until it ends, or until a stop is asked for. Returns the progress also
-    /// with an error. `say` gets the progress now and then, and whether Kafka answers.
+    /// Resolves the dead letters of `incoming` until it ends or a stop is requested. Returns the progress also with an
+    /// error. Calls `say` repeatedly with the progress, and whether Kafka answers.
     ///
-    /// A dead letter counts as sent when the broker has it, and its marker is sent then: after a crash in between, the
-    /// record is in its topic and the dead letter not resolved. Memory holds the records in flight
+    /// A dead letter counts as sent after its ack, and its marker is sent then. After a crash in between, the record is
+    /// in its topic and the dead letter is not resolved. Memory holds the records in flight
     /// (`kafka.max_in_flight_bytes`) and those in `incoming`.
     ///
     /// # Errors
-    /// The error of `incoming`; the refusal of a dead letter or a marker, with the place of the dead letter. No later
-    /// dead letter is taken then; those that had arrived are marked, if Kafka answers.
+    /// The error of `incoming`; the refusal of a dead letter or a marker, with the place of the dead letter. Then no
+    /// later dead letter is taken; those that are acked are marked, if Kafka answers.
     pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Result<Chosen>>,
@@ -225,8 +220,8 @@ impl<'c> Resolver<'c> {
         self.flights.insert(number, chosen);
     }
 
-    /// Takes no more dead letters, because of the first error; those that arrive within [`DRAIN_TIMEOUT`] are marked, if
-    /// Kafka answers. Further errors go to the log alone.
+    /// Takes no more dead letters, because of the first error. Those that are acked within [`DRAIN_TIMEOUT`] are
+    /// marked, if Kafka answers. Further errors are only logged.
     fn fail(&mut self, error: Error) {
         tracing::debug!(%error, "no more dead letters are taken");
         self.ended = true;
@@ -236,12 +231,12 @@ impl<'c> Resolver<'c> {
         self.failed.get_or_insert(error);
     }
 
-    /// Enqueues the records and markers that are not enqueued yet, as far as the producers take them.
+    /// Enqueues records and markers, as far as the producers have space.
     fn offer(&mut self) {
         if let (Some((number, record)), Some(sink)) = (self.held.take(), &mut self.letters) {
             match record.with_record(|record| sink.enqueue(record, Ticket(number))) {
                 Ok(()) => {}
-                // A delivery names the dead letter that ended the producer.
+                // The delivery report names the dead letter that ended the producer.
                 Err(EnqueueError::Full | EnqueueError::Finished) => self.held = Some((number, record)),
                 Err(EnqueueError::Refused(error)) => self.refused(number, &error),
             }
@@ -263,7 +258,7 @@ impl<'c> Resolver<'c> {
         }
     }
 
-    /// Takes deliveries of dead letters. Those that arrived are to be marked, also where another was refused.
+    /// Takes delivery reports of dead letters. Acked ones are to be marked, even if another one was refused.
     fn sent(&mut self, deliveries: &mut Vec<Delivery>) {
         for delivery in deliveries.drain(..) {
             match delivery {
@@ -278,7 +273,6 @@ impl<'c> Resolver<'c> {
         }
     }
 
-    /// Takes deliveries of markers.
     fn marked(&mut self, deliveries: &mut Vec<Delivery>) {
         for delivery in deliveries.drain(..) {
             match delivery {
@@ -291,7 +285,7 @@ impl<'c> Resolver<'c> {
         }
     }
 
-    /// A dead letter, or its marker, is refused.
+    /// Records the refusal of a dead letter or of its marker.
     fn refused(&mut self, number: u64, error: &Error) {
         let named = match self.flights.get(&number) {
             Some(flight) => error.clone().about(format_args!("dead letter {}", flight.at)),
@@ -301,7 +295,7 @@ impl<'c> Resolver<'c> {
         self.fail(named);
     }
 
-    /// The dead letter is in flight no more. Whether it was.
+    /// Removes a dead letter from those in flight; returns whether it was one of them.
     fn land(&mut self, number: u64) -> bool {
         let landed = self.flights.remove(&number);
         self.bytes = self.bytes.saturating_sub(landed.as_ref().map_or(0, |flight| flight.bytes));
@@ -309,7 +303,7 @@ impl<'c> Resolver<'c> {
     }
 }
 
-/// Waits until one of the two producers can be used no more, and returns the reason.
+/// Waits until one of the producers becomes unusable, and returns the reason.
 async fn unusable(letters: Option<Producer>, markers: Producer) -> Error {
     let letters = async {
         match &letters {

@@ -1,4 +1,4 @@
-//! Markers first, then dead letters: the marker of a dead letter stands behind it.
+//! Reads markers first, then dead letters: the marker of a dead letter is a later record.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -8,37 +8,33 @@ use crate::error::Result;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
 
-/// Classes that are counted one by one: there are three, and what a header says may be anything.
+/// The greatest number of classes with a count of their own. There are few classes, but a header may contain anything.
 const CLASSES_MAX: usize = 20;
-/// Under which those beyond are counted.
+/// Counts all other classes.
 const OTHER_CLASSES: &str = "other";
 
-/// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Dead letters that fit.
     pub matched: u64,
-    /// The same, by class.
     pub classes: BTreeMap<String, u64>,
-    /// Dead letters that fit and are resolved.
+    /// Dead letters that match and are resolved.
     pub resolved: u64,
-    /// Dead letters of other slots that fit otherwise.
+    /// Dead letters of other slots that match otherwise.
     pub other_slots: u64,
-    /// Records that are no dead letters, and nothing else that walrelay wrote.
+    /// Records that walrelay did not write.
     pub foreign: u64,
 }
 
-/// Whether resolved dead letters are taken, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeadLetterScope {
     Unresolved,
     All,
 }
 
-/// Takes the progress: the records that were read, and their total.
+/// Receives the progress: the number of records that were read, and their total.
 pub(crate) type Say<'s> = &'s mut dyn FnMut(u64, u64);
 
-/// The records that the topic had when the scan was opened.
+/// A scan of the records that the topic had when the scan was opened.
 pub(crate) struct Scan {
     reader: TopicReader,
     topic: String,
@@ -49,13 +45,12 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// Opens the topic, as far as `wanted` can be in it, and reads its markers. `None` where there is no such topic.
+    /// Opens the part of the topic in which `wanted` can be, and reads its markers. `None` if the topic does not exist.
     ///
-    /// Two bits are kept for each dead letter.
+    /// Memory holds two bits for each dead letter.
     ///
     /// # Errors
-    /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`]; those of
-    /// [`TopicReader::read`].
+    /// `Kind::Config` for invalid `options`, which are those of [`Options::reader`]; those of [`TopicReader::read`].
     pub(crate) fn open(options: Options, topic: &str, wanted: &DeadLetterFilter, say: Say<'_>) -> Result<Option<Scan>> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
@@ -87,8 +82,8 @@ impl Scan {
         self.markers.get(&letter)
     }
 
-    /// Hands each dead letter that fits `wanted` to `take`, in the order of its partition, until `take` breaks. The
-    /// counts are of the records that were read.
+    /// Calls `take` with each dead letter that matches `wanted`, in the order of its partition, until `take` breaks.
+    /// The counts cover the records that were read.
     pub(crate) fn letters(
         &self,
         wanted: &DeadLetterFilter,
@@ -141,9 +136,8 @@ impl Counts {
     }
 }
 
-/// Offsets that share a piece of memory.
 const CHUNK: i64 = 4096;
-/// Words of a bit for each of them.
+/// The number of words with one bit for each offset.
 const WORDS: usize = CHUNK as usize / u64::BITS as usize;
 
 struct Chunk {
@@ -151,12 +145,12 @@ struct Chunk {
     dropped: [u64; WORDS],
 }
 
-/// Resolved dead letters. Two bits for each record of a stretch of 4096 in which any is: 256 KiB for a million.
+/// Resolved dead letters: two bits per record of a chunk that has one. A million records take 256 KiB.
 #[derive(Default)]
 struct Resolved(HashMap<(i32, i64), Box<Chunk>>);
 
 impl Resolved {
-    /// Takes a marker. Of several markers for a dead letter the last counts.
+    /// Adds a marker. The last of several markers for a dead letter counts.
     fn take(&mut self, marker: &Marker) {
         let Some((chunk, word, bit)) = place(marker.letter) else { return };
         let empty = || Box::new(Chunk { resolved: [0; WORDS], dropped: [0; WORDS] });
@@ -180,14 +174,14 @@ impl Resolved {
     }
 }
 
-/// The chunk, the word in it and the bit in that.
+/// The chunk, the word in the chunk and the bit in the word.
 fn place(at: At) -> Option<((i32, i64), usize, u64)> {
     let inside = usize::try_from(at.offset.rem_euclid(CHUNK)).ok()?;
     let bits = u64::BITS as usize;
     Some(((at.partition, at.offset.div_euclid(CHUNK)), inside / bits, 1 << (inside % bits)))
 }
 
-/// Reads only from the first dead letter that is named in a partition on: its marker stands behind it.
+/// Restricts each partition to the offsets from the first named dead letter on, because its marker is a later record.
 fn narrow(spans: &mut Spans, wanted: &DeadLetterFilter) {
     if wanted.letters.is_empty() {
         return;
@@ -200,35 +194,26 @@ fn narrow(spans: &mut Spans, wanted: &DeadLetterFilter) {
     });
 }
 
-/// How many records there are at most.
 fn records(spans: &Spans) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
-/// The filter. All conditions have to hold; an empty one holds for every dead letter.
+/// The filter. A dead letter has to match all conditions; an empty one matches every dead letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct DeadLetterFilter {
-    /// It is one of these. Where it is, its slot does not matter.
+    /// These dead letters; their slot does not matter.
     pub letters: BTreeSet<At>,
-    /// Its row has one of these ids.
     pub ids: Vec<String>,
-    /// It has one of these keys.
     pub aggregates: Vec<String>,
-    /// Its fault is of one of these classes.
     pub classes: Vec<String>,
-    /// It was for one of these topics.
     pub topics: Vec<String>,
-    /// Its row is of one of these outboxes.
     pub outboxes: Vec<String>,
-    /// It was given up then or later, in milliseconds since the Unix epoch.
+    /// Given up at this time or later, in milliseconds since the Unix epoch.
     pub since_ms: Option<i64>,
-    /// It was given up before.
     pub until_ms: Option<i64>,
-    /// It came by this slot.
     pub slot: Option<String>,
 }
 
-/// How a dead letter fits the filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
     Match,
@@ -338,7 +323,7 @@ mod tests {
         assert_eq!(fit(&elsewhere), Fit::OtherSlot);
         assert_eq!(fit(&DeadLetterFilter { letters: ["2:3".parse().unwrap()].into(), ..elsewhere }), Fit::Match);
 
-        // What a dead letter lacks is not the empty text.
+        // A missing field does not match the empty text.
         let bare = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
         let bare = Message { key: None, time_ms: None, ..bare };
         for wanted in [

@@ -1,53 +1,53 @@
-//! When to store the delivered position, and what may be confirmed to Postgres.
+//! When to store the delivered position, and which position may be confirmed to Postgres.
 //!
-//! Two rules. Nothing is confirmed that is not stored (P1), so that the slot is never ahead of the store and a slot
-//! that is was moved by somebody else. And storing costs something, so it is done on progress at most every
-//! [`PROGRESS_INTERVAL`], and for keepalives alone at most every [`IDLE_INTERVAL`], after a look at the catalog.
+//! There are two rules. Only a stored position is confirmed (P1), so the slot is never ahead of the store; a slot that
+//! is ahead was moved by another program. Storing costs work, so progress is stored at most every
+//! [`PROGRESS_INTERVAL`]. A keepalive alone is stored at most every [`IDLE_INTERVAL`], after a check of the catalog.
 
 use std::time::Duration;
 
 use crate::position::{Lsn, Position};
 
-/// How long delivered events wait to be stored. It is the replay after a crash: short, yet a tenth of a second of
-/// events shares one stored record.
+/// The least time between two stores while events are delivered. After a crash, about as much is published again. A
+/// tenth of a second of events shares one stored record.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long an idle outbox holds back what its neighbours write. At a busy 100 MB/s that is half a gigabyte of WAL,
-/// and each store of an idle relay costs a record and a catalog query.
+/// The least time between two stores for keepalives alone, which retains the WAL of other tables. At 100 MB/s of WAL
+/// that is half a gigabyte. Each store of an idle relay costs a record and a catalog query.
 pub const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What should be stored now.
+/// The position to store now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// Nothing.
     Nothing,
-    /// This position: events were delivered.
+    /// Events were delivered: store this position.
     Progress(Position),
-    /// This position, if a look at the catalog begun *now* finds the outbox published: only keepalives came, and
-    /// Postgres sends keepalives for a table it no longer publishes, too (P8).
+    /// Only keepalives came: store this position, if a catalog check that begins *now* finds the outbox published.
+    /// Postgres also sends keepalives for a table that it no longer publishes (P8).
     Idle(Position),
 }
 
-/// See the module's documentation. Times are since any fixed instant.
+/// Decides when to store; see the module's documentation. Times are since any fixed instant.
 #[derive(Debug)]
 pub struct Confirm {
     stored: Position,
-    /// Whether a store (or the catalog look before it) is under way.
+    /// Whether a store, or the catalog check before it, is under way.
     busy: bool,
-    /// Events delivered when the last store began.
+    /// The number of delivered events when the last store began.
     events_at_last: u64,
     last_begun: Duration,
 }
 
 impl Confirm {
-    /// `stored` is what the store holds at `now`.
+    /// `stored` is the position in the store at `now`.
     pub fn new(stored: Position, now: Duration) -> Self {
         Confirm { stored, busy: false, events_at_last: 0, last_begun: now }
     }
 
-    /// What to store, given the delivered position and how many events were delivered in all.
+    /// The position to store, given the delivered position and the total number of delivered events.
     ///
-    /// `hurry` skips the intervals: the relay is about to leave.
+    /// `hurry` skips the intervals, for a relay that stops.
     pub fn due(&self, delivered: Position, events: u64, now: Duration, hurry: bool) -> Due {
         if self.busy || delivered == self.stored {
             return Due::Nothing;
@@ -61,7 +61,7 @@ impl Confirm {
         if due { Due::Idle(delivered) } else { Due::Nothing }
     }
 
-    /// When [`Confirm::due`] may next say something other than nothing, if anything is waiting for the clock.
+    /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not depend on the clock.
     pub fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
         if self.busy || delivered == self.stored {
             return None;
@@ -70,7 +70,7 @@ impl Confirm {
         Some(self.last_begun + interval)
     }
 
-    /// A store of what [`Confirm::due`] said begins.
+    /// A store of the position from [`Confirm::due`] begins.
     pub fn begun(&mut self, events: u64, now: Duration) {
         debug_assert!(!self.busy, "one store at a time");
         self.busy = true;
@@ -78,7 +78,7 @@ impl Confirm {
         self.last_begun = now;
     }
 
-    /// The store is durable: from here on its end may be confirmed.
+    /// The store is durable: the end LSN of its position may be confirmed.
     pub fn stored(&mut self, position: Position) {
         debug_assert!(position.is_at_or_after(&self.stored), "P1: {position} is behind {}", self.stored);
         self.busy = false;
@@ -87,7 +87,7 @@ impl Confirm {
         }
     }
 
-    /// The store under way will not be heard of: it may have happened or not, and nothing is built on it.
+    /// Abandons the store under way, whose result stays unknown. The stored position is unchanged.
     pub fn abandoned(&mut self) {
         self.busy = false;
     }
@@ -97,12 +97,12 @@ impl Confirm {
         self.busy
     }
 
-    /// What the store holds.
+    /// The position in the store.
     pub fn stored_position(&self) -> Position {
         self.stored
     }
 
-    /// What may be confirmed to Postgres: a commit end, never inside a transaction.
+    /// The LSN that may be confirmed to Postgres: a commit end, never inside a transaction.
     pub fn confirmable(&self) -> Lsn {
         self.stored.end_lsn
     }

@@ -1,14 +1,12 @@
-//! Acks in any order to one delivered position.
+//! Turns acks in any order into one delivered position.
 //!
-//! The ledger takes in every transaction, event and keepalive in order, and acks in any order. It answers one question:
-//! up to where was everything delivered? It does no I/O and knows no clock, so that
-//! the simulation in `tests/simulation.rs` can drive it through schedules no live test reaches.
+//! The ledger takes transactions, events and keepalives in order, and acks in any order. It does no I/O and knows no
+//! clock, so that `tests/simulation.rs` can drive it through schedules that no live test reaches.
 //!
-//! An entry carries what its owner has to know of the event until it is delivered, and the ledger gives that back in order
-//! ([`Ledger::take_delivered`]).
+//! An entry carries what its owner needs of the event until delivery. [`Ledger::take_delivered`] returns that in order.
 //!
-//! Memory is bounded by its caller through [`Ledger::has_room`]: one entry per event in flight, one span per
-//! transaction with an event in flight.
+//! The caller bounds the memory by [`Ledger::has_room`]: one entry per event in flight, one span per transaction of
+//! these.
 
 use std::collections::VecDeque;
 
@@ -17,23 +15,23 @@ use crate::position::{Lsn, Partial, Position};
 pub mod confirm;
 pub mod trail;
 
-/// Names one event in flight to the ledger and the sink. Each is higher than the one before: a sink tells by it what was acked.
+/// Identifies one event in flight. Tickets increase, and the sink reports acks by ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What may be in flight at once (P4).
+/// The greatest amount in flight (P4).
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Events.
+    /// The number of events.
     pub events: usize,
-    /// Bytes of key, value and headers, and of what each event costs beside them.
+    /// Bytes of keys, values and headers, and `each` per event.
     pub bytes: usize,
-    /// Bytes each event costs beside those, in whatever holds it until its ack.
+    /// Bytes per event for the structures that hold it until its ack.
     pub each: usize,
 }
 
-/// An input contradicts the ledger's state: a bug, or a server that changed under the relay. The relay stops, and confirms
-/// nothing in doubt.
+/// An input contradicts the ledger's state: a bug, or a server that changed. The relay stops, and confirms nothing in
+/// doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// A transaction began while another was open.
@@ -44,7 +42,7 @@ pub enum LedgerError {
         /// The one that began.
         new: Lsn,
     },
-    /// A transaction began below what was already taken in.
+    /// A transaction began below an LSN that was already received.
     #[error("transaction {commit_lsn} lies below {reached}, which was already received")]
     Backwards {
         /// The transaction.
@@ -52,13 +50,13 @@ pub enum LedgerError {
         /// How far the ledger had come.
         reached: Lsn,
     },
-    /// An event or commit came without its transaction.
+    /// An event or commit came outside a transaction.
     #[error("{what} outside a transaction")]
     Outside {
         /// What came.
         what: &'static str,
     },
-    /// A commit does not fit the transaction that is open.
+    /// A commit does not match the open transaction.
     #[error("commit of {got}, which ends at {end_lsn}, while {open} is open")]
     WrongCommit {
         /// The open transaction.
@@ -68,12 +66,11 @@ pub enum LedgerError {
         /// Its end.
         end_lsn: Lsn,
     },
-    /// An ack for something not in flight.
+    /// An ack came for an event that is not in flight.
     #[error("ack for event {0:?}, which is not in flight")]
     UnknownTicket(Ticket),
 }
 
-/// One event in flight.
 #[derive(Debug)]
 struct Entry<T> {
     bytes: usize,
@@ -81,24 +78,23 @@ struct Entry<T> {
     event: T,
 }
 
-/// A stretch of the log with one end: a transaction, or what a keepalive says was skipped.
+/// A range of WAL with one end: a transaction, or a range that a keepalive skips.
 #[derive(Debug, Clone, Copy)]
 struct Span {
-    /// Ticket number of the first event.
     first: u64,
-    /// One past the last event so far.
+    /// Ticket number after the last event so far.
     next: u64,
-    /// Events of the transaction delivered before this ledger began.
+    /// Events of the transaction that were delivered before this ledger began.
     before: u64,
-    /// The commit record; zero for a keepalive.
+    /// The LSN of the commit record; zero for a keepalive.
     commit_lsn: Lsn,
     /// Commit time, microseconds since the Unix epoch; zero until its first event.
     committed_at_us: i64,
-    /// Known once the commit was seen.
+    /// Known after the commit.
     end_lsn: Option<Lsn>,
 }
 
-/// Where an event in flight is, for the error that names it.
+/// The place of an event in flight, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InTransaction {
     /// LSN of its transaction's commit record.
@@ -111,24 +107,24 @@ pub struct InTransaction {
 #[derive(Debug)]
 pub struct Ledger<T> {
     limits: Limits,
-    /// Events in flight, oldest first; the front one has ticket number `base`.
+    /// Events in flight, oldest first. The front entry has ticket number `base`.
     entries: VecDeque<Entry<T>>,
     base: u64,
-    /// What the owner keeps of delivered events, oldest first, until it is taken.
+    /// The owner's data of delivered events, oldest first, until taken.
     done: VecDeque<T>,
     in_flight_bytes: usize,
     spans: VecDeque<Span>,
-    /// Everything at or below it is delivered; `spans` is what lies behind it.
+    /// The delivered position. `spans` holds everything after it.
     delivered: Position,
-    /// Commit times of transactions delivered since they were last asked for.
+    /// Commit times of transactions that were delivered since the last [`Ledger::take_finished`].
     finished: Vec<i64>,
 }
 
-/// Commit times kept between two looks; beyond that latency is sampled, not lost track of.
+/// The greatest number of commit times. Beyond it latency is sampled.
 const FINISHED_MAX: usize = 1_024;
 
 impl<T> Ledger<T> {
-    /// A ledger that begins where everything up to `delivered` is delivered and nothing is in flight.
+    /// A ledger without events in flight, where everything up to `delivered` is delivered.
     pub fn new(delivered: Position, limits: Limits) -> Self {
         Ledger {
             limits,
@@ -142,14 +138,14 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// Whether another event may be taken in. One event may overshoot the byte limit, so that a large one passes.
+    /// Whether the limits allow another event. One event may exceed the byte limit, so that a large event passes.
     pub fn has_room(&self) -> bool {
         self.entries.len() < self.limits.events && self.in_flight_bytes() < self.limits.bytes
     }
 
-    /// A transaction begins; everything before it was taken in.
+    /// A transaction begins. The caller has passed in everything before it.
     ///
-    /// The transaction a lost connection left open is begun again by its new connection, and goes on.
+    /// After a lost connection, the new connection begins the open transaction again, and the ledger continues it.
     pub fn begin(&mut self, commit_lsn: Lsn) -> Result<(), LedgerError> {
         if let Some(open) = self.open() {
             if open.commit_lsn == commit_lsn {
@@ -167,18 +163,18 @@ impl<T> Ledger<T> {
         Ok(())
     }
 
-    /// What may be in flight.
+    /// The limits on events in flight.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// The ticket the next event gets.
+    /// The ticket of the next event.
     pub fn next(&self) -> Ticket {
         Ticket(self.next_ticket())
     }
 
-    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`]. Nothing is kept
-    /// of it where there is no such transaction.
+    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`]. Without
+    /// an open transaction the ledger is unchanged.
     pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64, event: T) -> Result<(), LedgerError> {
         let next = self.next_ticket() + 1;
         let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
@@ -201,7 +197,7 @@ impl<T> Ledger<T> {
         }
         open.end_lsn = Some(end_lsn);
         if open.next == open.first && self.spans.len() > 1 {
-            // Nothing in it is to be acked: it is delivered with what came before, and needs no memory of its own (P4).
+            // Without an event to ack, the transaction is delivered with the span before it, and needs no memory (P4).
             self.spans.pop_back();
             self.extend_last(end_lsn);
         }
@@ -211,7 +207,7 @@ impl<T> Ledger<T> {
 
     /// The server has sent everything that commits below `wal_end`.
     ///
-    /// It queues behind what is in flight. Inside a transaction it says nothing that counts, and is dropped.
+    /// The keepalive counts after everything in flight. Inside a transaction it is ignored.
     pub fn keepalive(&mut self, wal_end: Lsn) {
         if self.open().is_some() || wal_end <= self.received().end_lsn {
             return;
@@ -221,12 +217,12 @@ impl<T> Ledger<T> {
             let (commit_lsn, committed_at_us) = (Lsn::ZERO, 0);
             self.spans.push_back(Span { first: next, next, before: 0, commit_lsn, committed_at_us, end_lsn: None });
         }
-        // However many come, they take no memory.
+        // Keepalives extend one span, so they take no memory.
         self.extend_last(wal_end);
         self.advance();
     }
 
-    /// The broker has this event. Gives its bytes, which are no longer in flight.
+    /// The broker has the event. Returns its bytes, which are no longer in flight.
     pub fn acked(&mut self, ticket: Ticket) -> Result<usize, LedgerError> {
         let offset = self.offset(ticket);
         let entry = offset.and_then(|offset| self.entries.get_mut(offset)).filter(|entry| !entry.acked);
@@ -240,45 +236,45 @@ impl<T> Ledger<T> {
         Ok(bytes)
     }
 
-    /// What the owner keeps of an event in flight.
+    /// The owner's data of an event in flight.
     pub fn event(&self, ticket: Ticket) -> Option<&T> {
         Some(&self.entries.get(self.offset(ticket)?)?.event)
     }
 
-    /// The same, to say something else.
+    /// The same, for changes.
     pub fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
         let offset = self.offset(ticket)?;
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
-    /// The owner keeps something else of an event in flight.
+    /// Replaces the owner's data of an event in flight.
     pub fn set_event(&mut self, ticket: Ticket, event: T) {
         if let Some(known) = self.event_mut(ticket) {
             *known = event;
         }
     }
 
-    /// The same of the event that was enqueued last, while it is in flight.
+    /// The owner's data of the event that was enqueued last, while it is in flight.
     pub fn newest(&self) -> Option<&T> {
         self.entries.back().map(|entry| &entry.event)
     }
 
-    /// The same of all events in flight, oldest first.
+    /// The owner's data of all events in flight, oldest first.
     pub fn events(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 
-    /// The same of the oldest event that is delivered and was not taken yet.
+    /// Takes the owner's data of the oldest event that is delivered and not taken.
     pub fn take_delivered(&mut self) -> Option<T> {
         self.done.pop_front()
     }
 
-    /// Up to where everything was delivered.
+    /// The position up to which everything is delivered.
     pub fn delivered(&self) -> Position {
         self.delivered
     }
 
-    /// Up to where everything was taken in: where a new connection goes on while this ledger lives.
+    /// The position up to which everything was taken in. A new connection continues there while this ledger lives.
     pub fn received(&self) -> Position {
         let Some(last) = self.spans.back() else { return self.delivered };
         if let Some(end_lsn) = last.end_lsn {
@@ -289,12 +285,12 @@ impl<T> Ledger<T> {
         Position { end_lsn, partial: partial(last, last.next) }
     }
 
-    /// Events in flight that are not acked, or wait behind one that is not.
+    /// The number of events in flight.
     pub fn in_flight_events(&self) -> usize {
         self.entries.len()
     }
 
-    /// Bytes in flight that are not acked, and what their events cost beside them.
+    /// Bytes of events that are not acked, and [`Limits::each`] of each event in flight.
     pub fn in_flight_bytes(&self) -> usize {
         self.in_flight_bytes.saturating_add(self.entries.len().saturating_mul(self.limits.each))
     }
@@ -309,20 +305,20 @@ impl<T> Ledger<T> {
         self.finished.drain(..)
     }
 
-    /// Which event `ticket` is.
+    /// The place of the event with this ticket.
     pub fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
         let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
         Some(InTransaction { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
     }
 
-    /// What follows the last span holds no event: the span ends where that does.
+    /// Moves the end of the last span. Only for a range without events.
     fn extend_last(&mut self, end_lsn: Lsn) {
         if let Some(last) = self.spans.back_mut() {
             last.end_lsn = Some(end_lsn);
         }
     }
 
-    /// Where the entry of this ticket is, if it was given out and is not delivered.
+    /// The index of the ticket's entry, if the ticket was assigned and the event is not delivered.
     fn offset(&self, ticket: Ticket) -> Option<usize> {
         ticket.0.checked_sub(self.base).and_then(|offset| usize::try_from(offset).ok())
     }
@@ -335,7 +331,7 @@ impl<T> Ledger<T> {
         self.spans.back().filter(|span| span.end_lsn.is_none())
     }
 
-    /// Drops what is acked off the front, then moves the delivered position to the furthest end it has passed.
+    /// Removes acked entries from the front, then moves the delivered position to the furthest end that it has passed.
     fn advance(&mut self) {
         while self.entries.front().is_some_and(|entry| entry.acked)
             && let Some(entry) = self.entries.pop_front()
@@ -366,7 +362,7 @@ impl<T> Ledger<T> {
     }
 }
 
-/// How far into `span` delivery has come when every ticket below `base` is acked.
+/// The delivered part of `span`, if every ticket below `base` is acked.
 fn partial(span: &Span, base: u64) -> Option<Partial> {
     let index = span.before + base.clamp(span.first, span.next) - span.first;
     (index > 0).then_some(Partial { commit_lsn: span.commit_lsn, index })
@@ -515,7 +511,7 @@ mod tests {
         assert!(costly.has_room());
     }
 
-    /// What may happen to the model: a transaction of so many events, a keepalive, an ack of any event in flight.
+    /// A step of the model: a transaction of so many events, a keepalive, or an ack of any event in flight.
     #[derive(Debug, Clone)]
     enum Act {
         Transaction(usize),
@@ -534,7 +530,7 @@ mod tests {
         prop::collection::vec(act, 1..200)
     }
 
-    /// Everything that ever came in: the events (acked or not) of each stretch, and where it ends.
+    /// All input so far: the events (acked or not) of each span, and its end.
     #[derive(Default)]
     struct Model {
         stretches: Vec<(Vec<bool>, Lsn)>,

@@ -1,10 +1,9 @@
-//! Which rows of the *table* are published, by transactions instead of by a place in the log.
+//! Which rows of the *table* are published, by transactions instead of by a place in the WAL.
 //!
-//! A position says nothing once its slot is gone. What still says something is a pair: a snapshot, and then the end of
-//! the log. Who is visible in the snapshot had written its commit record before the log's end was read, so once the
-//! position is there, every row that is visible in the snapshot is published, and those that are not can be asked for
-//! (`not pg_visible_in_snapshot(xid, …)`). Transactions delivered since are kept beside it by their ids: what is asked for
-//! is then exactly what is missing.
+//! A position means nothing after its slot is gone. A pair keeps its meaning: a snapshot, and the end of the WAL after
+//! it. A transaction that the snapshot sees wrote its commit record before that end. So when the position reaches the
+//! end, all rows that the snapshot sees are published. The others can be selected (`not pg_visible_in_snapshot(xid, …)`).
+//! With the ids of transactions delivered since, the selection finds exactly the missing rows.
 
 use std::collections::VecDeque;
 
@@ -13,55 +12,55 @@ use serde::{Deserialize, Serialize};
 use crate::position::{Lsn, Position};
 use crate::snapshot::Snapshot;
 
-/// Transactions kept beside a pair. Some seconds of a busy outbox, and a record of 20 kB at most; what is beyond it is
-/// sent again when the slot is lost, never left out.
+/// Transactions kept beside a pair: some seconds of a busy outbox, and a record of at most 20 kB. Older transactions
+/// are published again after the slot is lost; none is left out.
 pub const TRANSACTIONS_MAX: usize = 2_000;
-/// Older pairs kept for a failover that takes the log back behind the newest.
+/// Older pairs, kept for a failover that moves the end of the WAL to before the newest pair.
 const EARLIER_MAX: usize = 5;
-/// Log between two of those: the pairs reach back minutes on a busy server, hours on an idle one.
+/// WAL between two of these pairs. They reach back minutes on a busy server, hours on an idle one.
 const EARLIER_BYTES: u64 = 4 * 1024 * 1024;
-/// A longer list of running transactions is not kept: there may be thousands of sessions.
+/// A longer snapshot is not kept: thousands of sessions may have running transactions.
 const SNAPSHOT_BYTES_MAX: usize = 32 * 1024;
 
-/// Rows of transactions this snapshot sees are published once everything up to the LSN is delivered.
+/// Rows of transactions that the snapshot sees are published when everything up to the LSN is delivered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
-    /// Taken first.
+    /// Taken before `lsn`.
     pub snapshot: Snapshot,
-    /// The end of the log after that.
+    /// The end of the WAL after the snapshot.
     pub lsn: Lsn,
 }
 
 /// Which rows of the outbox tables are published, by the transaction that wrote them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
-    /// All that it sees.
+    /// The transactions that its snapshot sees are published.
     #[serde(flatten)]
     pub pair: Pair,
-    /// And these transactions, which it does not see. Ascending.
+    /// Further published transactions, ascending. The snapshot does not see them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
-    /// What it sees is not known to have been published: it was there before anything that is known.
+    /// These transactions may be unpublished, even if `pair` sees them: they are older than the relay's knowledge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Snapshot>,
-    /// How far the log was on disk then, where no position says so.
+    /// The end of the WAL on disk at that time, if no position is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flushed: Option<Lsn>,
-    /// What was known before, newest first: for a server that was promoted and lost what came after.
+    /// Earlier pairs, newest first, for a promoted server that lost later WAL.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Pair>,
 }
 
 impl Published {
-    /// What is known where a slot serves and nothing else is: it delivers no transaction below its `catalog_xmin` (`oldest`)
-    /// from `lsn` on, where it was confirmed. Rows of those that `now` sees may be from before the slot or its publication.
+    /// The published rows of a slot for which nothing else is known. From `lsn` on, where it was confirmed, the slot
+    /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than the slot or
+    /// its publication.
     pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
         let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
         Published { pair, also: Vec::new(), floor: Some(now), flushed: None, earlier: Vec::new() }
     }
 
-    /// What is known after a promotion that took place at `switch_lsn`: later transactions are gone, and their ids may
-    /// mean others by now.
+    /// The published rows after a promotion at `switch_lsn`. Later transactions are lost, and their ids used again.
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
         let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
         let pair = pairs.next()?.clone();
@@ -70,42 +69,42 @@ impl Published {
     }
 }
 
-/// Follows a stream from pair to pair. No I/O; the caller takes the snapshots.
+/// Follows a stream from pair to pair. Does no I/O; the caller takes the snapshots.
 #[derive(Debug, Default)]
 pub struct Trail {
     published: Option<Published>,
-    /// Taken, and not reached yet.
+    /// A pair that the position has not reached.
     next: Option<Pair>,
-    /// The open transaction's id, where it had events.
+    /// The open transaction's id.
     open: Option<u32>,
-    /// Ids of transactions with events and the ends of their commit records.
+    /// Ids of transactions with events, and the ends of their commit records.
     transactions: VecDeque<(u32, Lsn)>,
 }
 
 impl Trail {
-    /// Goes on from what is known.
+    /// Continues from the published rows that are known.
     pub fn new(published: Option<Published>) -> Self {
         Trail { published, ..Trail::default() }
     }
 
-    /// Whether a pair is wanted: the last one was reached.
+    /// Whether a new pair is needed: the position has reached the last one.
     pub fn wants_pair(&self) -> bool {
         self.next.is_none()
     }
 
-    /// A pair was taken: `snapshot` first, and then `lsn` was the end of the log.
+    /// Takes a pair: `snapshot`, and `lsn`, the end of the WAL after it.
     pub fn took(&mut self, snapshot: Snapshot, lsn: Lsn) {
         if snapshot.to_string().len() <= SNAPSHOT_BYTES_MAX {
             self.next = Some(Pair { snapshot, lsn });
         }
     }
 
-    /// A transaction begins that is not delivered yet. One that is begun again after a lost connection is the same one.
+    /// A transaction begins that is not delivered. After a lost connection the same transaction begins again.
     pub fn begin(&mut self, xid: u32) {
         self.open = Some(xid);
     }
 
-    /// It ends; `had_events` says whether it matters here.
+    /// The open transaction ends. Without events it is ignored.
     pub fn commit(&mut self, end_lsn: Lsn, had_events: bool) {
         let Some(xid) = self.open.take().filter(|_| had_events) else { return };
         if self.transactions.len() >= TRANSACTIONS_MAX {
@@ -114,7 +113,7 @@ impl Trail {
         self.transactions.push_back((xid, end_lsn));
     }
 
-    /// What is published once everything up to `position` is.
+    /// The published rows when everything up to `position` is.
     pub fn published(&mut self, position: &Position) -> Option<&Published> {
         if let Some(pair) = self.next.take_if(|pair| pair.lsn <= position.end_lsn) {
             self.advance(pair);
@@ -134,7 +133,7 @@ impl Trail {
 
     fn advance(&mut self, pair: Pair) {
         let (mut earlier, mut also) = (Vec::new(), Vec::new());
-        // The slot had a beginning, and what became of rows from before it is not known here.
+        // Without earlier knowledge, rows older than this snapshot may be unpublished.
         let mut floor = Some(pair.snapshot.clone());
         if let Some(before) = self.published.take() {
             let is_far =
@@ -147,7 +146,8 @@ impl Trail {
             also = before.also;
             floor = before.floor;
         }
-        // What it sees need not be kept; a transaction may have ended before the log's end was read and after the snapshot.
+        // The snapshot does not see these: a transaction can end after the snapshot and before the end of the WAL is
+        // read.
         self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
         self.published = Some(Published { pair, also, floor, flushed: None, earlier });
     }

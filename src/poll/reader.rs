@@ -41,8 +41,7 @@ pub struct Began {
 
 /// A session that reads tables.
 ///
-/// A value has the same text as in the stream: the session has the same settings, and the simple protocol uses the output functions
-/// of types, as `pgoutput` does.
+/// Values have the same text as in the stream: settings and output functions of types are the same as of `pgoutput`.
 #[derive(Debug)]
 pub struct Reader {
     session: SqlSession,
@@ -59,7 +58,7 @@ impl Reader {
         self.session.client()
     }
 
-    /// Waits for the end of the session. While nobody takes [`RowStream`], the socket is not read, and the end is noticed late.
+    /// Waits for the end of the session. While [`RowStream`] is not read, the end is noticed late.
     pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         self.session.closed()
     }
@@ -77,11 +76,11 @@ impl Reader {
         if let Some(exported) = adopt {
             sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
         }
-        // Before the snapshot, which a lock does not take.
+        // Before the statement that takes the snapshot: a lock takes none.
         for facts in tables.iter().filter(|facts| facts.may_lock) {
             sql.push_str(&format!("lock table {} in access share mode; ", from(facts)?));
         }
-        // The snapshot is the transaction's from before the first expression is evaluated.
+        // The server takes the transaction's snapshot before it evaluates the first expression.
         sql.push_str(
             "select pg_catalog.pg_current_snapshot()::text, \
              case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end, \
@@ -89,7 +88,7 @@ impl Reader {
         );
         let messages = bounded(BEGINNING, QUERY_TIMEOUT, self.client().simple_query(&sql)).await.map_err(|failed| {
             let is_gone = failed.sqlstate().is_some_and(|sqlstate| SNAPSHOT_GONE.contains(&sqlstate));
-            // The session that exported the snapshot was cut off; its slot is gone, or is made anew.
+            // The session that exported the snapshot was cut off; its slot is gone, or is being created again.
             if adopt.is_some() && is_gone {
                 return Error::new(Kind::PostgresUnreachable, failed.error().cause());
             }
@@ -111,11 +110,12 @@ impl Reader {
         Ok(Began { snapshot, wal_end: read(wal_end)?, flushed: read(text(2).unwrap_or_default())? })
     }
 
-    /// The table that was rewritten since an exported snapshot was taken: the snapshot sees none of its rows. For a transaction that
-    /// has locked them.
+    /// The table that was rewritten since an exported snapshot, which sees none of its rows. Requires locks on the
+    /// tables.
     pub async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
         for facts in tables {
-            // The catalog as the snapshot sees it, against the file there is now. A table that is new to it has no rows in it.
+            // Compares the snapshot's file with the present one. A table that is newer than the snapshot has no rows in
+            // it.
             let sql = format!(
                 "select pg_catalog.count(*) from pg_catalog.pg_class c where c.relkind = 'r' and \
                  pg_catalog.pg_relation_filenode(c.oid) is distinct from c.relfilenode and (c.oid = {oid} or c.oid in \
@@ -146,10 +146,11 @@ impl Reader {
         Ok((count, text(1).map(str::to_owned), text(2).map(str::to_owned)))
     }
 
-    /// Runs the statement of [`rows`]. The server waits while nobody takes the rows.
+    /// Runs the statement of [`rows`]. The server waits while no row is taken.
     ///
-    /// Memory holds, beside the taken row, at most five reads from the socket: one being parsed, two in the channel before it, one that
-    /// waits for the channel, one being read. A read is some ten kilobytes, or one larger row and at most as much again.
+    /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two in the channel
+    /// before it, one that waits for the channel, one being read. A read is some ten kilobytes, or one larger row and
+    /// at most as much again.
     ///
     /// The next statement waits for the end of the rows. To stop early, drop the reader.
     ///

@@ -68,7 +68,6 @@ impl KeyColumn {
         Ok(if self.as_text { format!("{name}::text collate \"C\"") } else { name })
     }
 
-    /// The type of [`KeyColumn::comparable`].
     fn comparable_type(&self) -> &str {
         if self.as_text { "text" } else { &self.type_name }
     }

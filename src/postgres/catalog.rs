@@ -22,55 +22,49 @@ pub struct Table {
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
     pub role: String,
-    /// Whether the role has the rights of its owner.
     pub owned: bool,
     /// Whether the role may read all of it, system columns too.
     pub may_select: bool,
     pub columns: Vec<Column>,
     /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
     pub unique_keys: Vec<UniqueKey>,
-    /// The table it is a partition of, if it is one, as SQL writes it.
+    /// The parent, if the table is a partition, as SQL writes it.
     pub partition_of: Option<String>,
-    /// OIDs of all tables it is a part of.
+    /// OIDs of the parent and of all tables above it.
     pub ancestors: Vec<u32>,
-    /// What it is partitioned by, as far as that is columns.
     pub partition_columns: Vec<String>,
-    /// Whether it is partitioned by anything else.
+    /// Whether its partition key has an expression.
     pub by_expression: bool,
-    /// What it and its partitions are partitioned by, as in `PARTITION BY`.
+    /// The partition keys of the table and of its partitions, as in `PARTITION BY`.
     pub partition_keys: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
-    /// Its name as SQL writes it, with quotes where it needs them.
+    /// The name as SQL writes it, quoted where necessary.
     pub written: String,
-    /// Its type as SQL writes it, with its modifier.
+    /// The type as SQL writes it, with its modifier.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// The modifier (`atttypmod`).
     pub type_modifier: i32,
     #[serde(flatten)]
     pub base: BaseType,
     pub not_null: bool,
     pub is_identity: bool,
-    /// Whether it is computed from others, and so not in a stream.
+    /// Whether it is computed from other columns, and so absent from a stream.
     pub generated: bool,
     pub default: Option<String>,
     pub in_primary_key: bool,
-    /// Whether no two rows have the same value of it alone.
     pub unique: bool,
-    /// Whether it alone refers to another table.
     pub references: bool,
     /// Whether an index over all rows begins with it.
     pub leads_index: bool,
 }
 
-/// A column's type without domains: of a domain the type under it.
+/// The type of a column; for a domain, its base type.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct BaseType {
-    /// `typname`.
     #[serde(rename = "base")]
     pub name: String,
     #[serde(rename = "base_oid")]
@@ -80,19 +74,19 @@ pub struct BaseType {
     pub sql: String,
     /// `typcategory`: <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
     pub category: String,
-    /// Whether Postgres' own operators order it.
+    /// Whether operators of Postgres itself order it.
     pub is_ordered: bool,
     /// Whether the column's own type is a domain.
     pub domain: bool,
-    /// Whether a domain of the column's is declared `NOT NULL`.
+    /// Whether one of the column's domains is declared `NOT NULL`.
     pub domain_not_null: bool,
 }
 
-/// Columns of a unique index over all rows, which is checked at once and compares as the columns do.
+/// A unique index over all rows that is checked immediately and compares as the columns do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct UniqueKey {
     pub columns: Vec<String>,
-    /// Those that may be NULL, or are compared by operators outside of `pg_catalog`.
+    /// Columns that may be NULL, or are compared by operators outside of `pg_catalog`.
     pub loose: Vec<String>,
 }
 
@@ -107,9 +101,7 @@ pub enum Form {
     Json,
     Bytea,
     Xml,
-    /// With a time zone, so that it is one moment.
     Timestamptz,
-    /// Without a time zone.
     Timestamp,
     Other,
 }
@@ -123,10 +115,10 @@ impl Table {
         parsed(&doing, &text).map(Some)
     }
 
-    /// The same, where it has to be there.
+    /// As [`Table::read`], for a table that has to exist.
     ///
     /// # Errors
-    /// [`Kind::Publication`] where there is no such relation, and those of the connection.
+    /// [`Kind::Publication`] for a missing relation; those of the connection.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
         let found = Table::read(client, name).await?;
         found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
@@ -144,33 +136,33 @@ impl Table {
         self.columns.iter().find(|column| column.name == name)
     }
 
-    /// A column of the table `name`, where it has to be there.
+    /// A column that has to exist; `name` is the table's.
     ///
     /// # Errors
-    /// [`Kind::Publication`] with the columns there are.
+    /// [`Kind::Publication`] with the columns of the table.
     pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
         let there = self.columns.iter().map(|column| column.name.as_str());
         self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
 
-    /// The column with the transaction that inserted the row, as `setup --add-xid-column` makes it, under whatever name.
+    /// The column with the transaction that inserted the row, as `setup --add-xid-column` creates it, under any name.
     pub fn xid_column(&self) -> Option<&Column> {
         let all = || self.columns.iter().filter(|column| column.tells_transaction());
         all().find(|column| column.name == "xid").or_else(|| all().next())
     }
 
-    /// Columns that take the next number for each row: an identity column, then those with the default of a sequence.
+    /// Columns that number the rows: an identity column, then those whose default is a sequence.
     pub fn counters(&self) -> impl Iterator<Item = &Column> {
         let identity = self.columns.iter().filter(|column| column.is_identity);
         identity.chain(self.columns.iter().filter(|column| column.is_serial()))
     }
 
-    /// The column that has the time of a row by its usual name and type.
+    /// The column with the time of a row, by its usual name and type.
     pub fn time_column(&self) -> Option<&Column> {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
     }
 
-    /// The column that has the time of a row: the one that is configured, or one of a usual name and type.
+    /// The column with the time of a row: the configured one, or one of a usual name and type.
     pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
         let Some(wanted) = configured else { return Ok(self.time_column()) };
         let cause = match self.column(wanted) {
@@ -182,7 +174,7 @@ impl Table {
             .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
     }
 
-    /// The columns that name exactly one row with an id in column `id`: that alone, or else those of the first unique key
+    /// The columns that identify a row whose id is in column `id`: the id alone, or else those of the first unique key
     /// that fits. A row without an id is no event, so only the id may be loose.
     pub fn row_key(&self, id: &str) -> Option<&[String]> {
         let fits = |key: &&UniqueKey| key.loose.iter().all(|column| column == id);
@@ -208,7 +200,7 @@ impl Column {
         }
     }
 
-    /// Whether it is a whole number: later rows mostly have a larger one.
+    /// Whether it is an integer: later rows mostly have a larger one.
     pub fn is_integer(&self) -> bool {
         self.form() == Form::Integer
     }
@@ -217,17 +209,14 @@ impl Column {
         matches!(self.form(), Form::Timestamptz | Form::Timestamp)
     }
 
-    /// Whether an event can be in it.
     pub fn can_hold_event(&self) -> bool {
         matches!(self.form(), Form::Json | Form::Bytea | Form::Text | Form::Xml)
     }
 
-    /// Whether it can be part of a name.
     pub fn is_word(&self) -> bool {
         matches!(self.form(), Form::Text | Form::Enum)
     }
 
-    /// Whether it can name a thing.
     pub fn can_name(&self) -> bool {
         matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
     }
@@ -237,7 +226,7 @@ impl Column {
         self.can_name() || self.form() == Form::Bytea
     }
 
-    /// Whether it has no NULL, by itself or by its domain.
+    /// Whether it is never NULL, by its own constraint or by its domain's.
     pub fn is_never_null(&self) -> bool {
         self.not_null || self.base.domain_not_null
     }
@@ -246,8 +235,8 @@ impl Column {
         self.default.as_deref().is_some_and(|sql| sql.starts_with("nextval("))
     }
 
-    /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`. `pg_get_expr`
-    /// leaves the schema out where it is on the search path, which `pg_catalog` always is.
+    /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
+    /// `pg_get_expr` omits a schema on the search path, and `pg_catalog` is always on it.
     pub fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
         self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
@@ -268,7 +257,7 @@ impl Column {
     }
 }
 
-/// There is no table `name` in `place`; `setup` makes one.
+/// The error for a missing table `name` in `place`; `setup` creates the table.
 pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Error {
     let remedy = Remedy::from(
         "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
@@ -278,7 +267,7 @@ pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Err
         .remedy(remedy.and(setup.flag("create-table")).and("` makes a table where there is none"))
 }
 
-/// Table `name` has the columns that are `there`, and not the one that is `wanted`.
+/// The error for table `name`, which lacks the column `wanted` and has those in `there`.
 pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
     let there = there.collect::<Vec<_>>().join(", ");
     Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))

@@ -1,7 +1,7 @@
-//! From errors of Postgres, the network and TLS to [`Error`]: the kind decides what follows, the remedy says what to do.
+//! Turns errors of Postgres, the network and TLS into [`Error`], with a kind and a remedy.
 //!
-//! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own. Of a
-//! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row.
+//! SQLSTATE and error type decide, never the text of a message, which is in the server's language. Only the SQLSTATE
+//! and the message of a server's error are passed on: its DETAIL can hold the values of a row.
 //! <https://www.postgresql.org/docs/current/errcodes-appendix.html>
 
 use std::error::Error as StdError;
@@ -17,11 +17,9 @@ use crate::error::{Error, Kind, NextCommand, Remedy};
 pub(crate) enum While<'a> {
     /// Opening a session with `host:port/database as user`.
     Connecting(&'a str),
-    /// Running SQL; in words that follow "while", such as `reading the publication "orders"`.
+    /// Running SQL; the words follow "while", such as `reading the publication "orders"`.
     Querying(&'a str),
-    /// Starting to stream from this slot.
     Starting(&'a str),
-    /// Streaming from this slot.
     Streaming(&'a str),
 }
 
@@ -36,17 +34,16 @@ impl fmt::Display for While<'_> {
     }
 }
 
-/// What to do where client and server cannot agree and neither says more.
+/// The remedy for a failed negotiation without details from either side.
 const AGREE: &str = "check that a password is given (in ~/.pgpass as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or \
                      in PGPASSWORD), and what pg_hba.conf asks for from this role and address";
 
-/// Whether this SQLSTATE says that the server is going down, is coming up, or has ended our session for it:
+/// Whether this SQLSTATE means that the server shuts down or starts, or has ended the session for a shutdown:
 /// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
 pub(crate) fn is_shutdown(sqlstate: &str) -> bool {
     matches!(sqlstate, "57P01" | "57P02" | "57P03")
 }
 
-/// An error the server reported.
 pub(crate) fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
     let kind = kind_of(act, sqlstate);
     let error = Error::new(kind, format_args!("while {act}: {} (SQLSTATE {})", one_line(message), one_line(sqlstate)));
@@ -57,11 +54,11 @@ pub(crate) fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
 }
 
 /// The function that waits for a standby of `synchronized_standby_slots` (17 and newer;
-/// `src/backend/replication/slot.c`). Texts are in the server's language, names of functions are not.
+/// `src/backend/replication/slot.c`). Texts are in the server's language; names of functions are not translated.
 pub(crate) const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
 
-/// An error that a function of the server reported. A server that stops gives up waiting for a standby inside the stream, with
-/// the codes of a slot that cannot be used or is not there: those of the standby's slot.
+/// The error for a report of the server that function `routine` made. A server that shuts down stops waiting for a
+/// standby. It then reports in the stream that a slot is missing or unusable, and means the standby's slot.
 pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
     if matches!(act, While::Streaming(_)) && routine == WAITS_FOR_STANDBY {
         let (message, sqlstate) = (one_line(message), one_line(sqlstate));
@@ -71,7 +68,6 @@ pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &
     server(act, sqlstate, message)
 }
 
-/// An error of a session of tokio-postgres.
 pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
         return server(act, report.code().code(), report.message());
@@ -84,7 +80,7 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     let failed = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
     match act {
         _ if error.is_closed() => failed(Kind::PostgresUnreachable),
-        // No socket failed and the server reported nothing: what is left is that the two cannot agree.
+        // No socket failed and the server reported nothing: the negotiation failed.
         While::Connecting(_) => failed(Kind::PostgresRefused).remedy(AGREE),
         While::Querying(_) | While::Starting(_) | While::Streaming(_) => failed(Kind::Bug),
     }
@@ -94,7 +90,7 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
 pub(crate) fn io(act: While<'_>, error: &io::Error) -> Error {
     match (act, error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
         (While::Connecting(_), Some(refusal)) => tls(act, refusal),
-        // What authentication fails with on our side, such as a server that does not know the password either.
+        // Authentication failed on this side, for example because the server does not prove that it knows the password.
         (While::Connecting(_), None)
             if error.raw_os_error().is_none()
                 && matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidInput) =>
@@ -102,7 +98,7 @@ pub(crate) fn io(act: While<'_>, error: &io::Error) -> Error {
             let cause = format!("while {act}: {}", one_line(&error.to_string()));
             Error::new(Kind::PostgresRefused, cause).remedy(AGREE)
         }
-        // Over TLS this is an error of its own, in words of the library.
+        // Over TLS, the end of the stream is an error with a text of the library.
         _ if error.kind() == io::ErrorKind::UnexpectedEof => {
             Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server closed the connection"))
         }
@@ -121,12 +117,11 @@ fn tls(act: While<'_>, refusal: &rustls::Error) -> Error {
     error.remedy("check sslmode, sslcert and sslkey against the server's ssl settings and pg_hba.conf")
 }
 
-/// No answer within the time allowed.
 pub(crate) fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("while {act}: no answer within {} ms", after.as_millis()))
 }
 
-/// What to do where a server cannot be reached; `named` says whether anybody said where it is.
+/// The remedy for an unreachable server; `named` says whether the configuration names a server.
 pub(crate) const fn reach(named: bool) -> &'static str {
     if named {
         "check that the server runs there and takes connections"
@@ -135,7 +130,7 @@ pub(crate) const fn reach(named: bool) -> &'static str {
     }
 }
 
-/// Bytes that are not the protocol.
+/// The received bytes are not the protocol.
 pub(crate) fn protocol(act: While<'_>, what: impl fmt::Display) -> Error {
     Error::new(
         Kind::PostgresUnreachable,
@@ -149,14 +144,14 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
     match sqlstate {
         "3D000" | "42501" | "57P04" => Kind::PostgresRefused,
         "55006" => Kind::SlotActive,
-        // The walsender names a missing publication only when a change meets it; the slot was there, or we would not stream.
+        // The walsender looks the publication up at the first change. The slot was found before.
         "42704" if streaming => Kind::Publication,
         "42704" | "42710" | "55000" => Kind::SlotUnusable,
         "58P01" if on_slot => Kind::SlotUnusable,
         "42P01" | "42703" | "3F000" => Kind::Publication,
-        // All slots are taken: not a load that passes.
+        // All slots are in use, which does not change by itself.
         "53400" => Kind::PostgresUnfit,
-        // A row that decoding or its output cannot get through comes again at every attempt.
+        // A row that decoding or output cannot process fails again at every attempt.
         "54000" if streaming => Kind::Event,
         "55P03" | "25P03" => Kind::PostgresUnreachable,
         _ => match (sqlstate.get(..2).unwrap_or_default(), streaming) {
@@ -214,7 +209,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
     })
 }
 
-/// A peer's text as one line of bounded length, without characters that would act on a terminal or a log.
+/// A peer's text as one line of bounded length, without control characters.
 fn one_line(text: &str) -> String {
     const CHARACTERS_MAX: usize = 500;
     text.chars().take(CHARACTERS_MAX).map(|char| if char.is_control() { ' ' } else { char }).collect()

@@ -1,13 +1,13 @@
-//! How Postgres is reached: TLS, SQL sessions, quoting.
+//! Access to Postgres: TLS, SQL sessions, quoting.
 //!
 //! | file | content |
 //! |---|---|
 //! | [`catalog`] | a table as the catalogs describe it |
-//! | [`fault`] | from SQLSTATE, I/O and TLS errors to errors with a remedy |
-//! | `query` | SQL with a time limit, what a failure means for its session, tables of walrelay's own |
-//! | [`quote`] | names and texts on their way into SQL |
-//! | [`wire`] | bytes to protocol messages, within bounds |
-//! | [`tls`], [`transport`] | sockets that may be left unwatched, with and without encryption |
+//! | [`fault`] | turns SQLSTATEs, I/O and TLS errors into errors with a remedy |
+//! | `query` | SQL with a time limit, the effect of a failure on the session, tables of walrelay's own |
+//! | [`quote`] | quotes names and texts for SQL |
+//! | [`wire`] | turns bytes into protocol messages, within bounds |
+//! | [`tls`], [`transport`] | sockets that can be deregistered from the reactor, with and without encryption |
 //! | [`sql`] | a session for ordinary SQL |
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |

@@ -1,4 +1,4 @@
-//! SQL with a time limit: one statement, its answer, and what a failure means for the session; tables of walrelay's own.
+//! SQL with a time limit, the effect of a failure on the session, and tables of walrelay's own.
 
 use std::time::Duration;
 
@@ -10,35 +10,34 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 
-/// How long a statement may take that reads catalogs or one row. A session that needs longer is stuck, and must not
-/// hang the relay.
+/// The time limit for a statement that reads catalogs or one row. A session that needs longer is stuck.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A parameter with its type: unnamed statements leave nothing behind on the server, and need one round trip.
+/// A parameter with its type. A statement with typed parameters needs one round trip, and the server keeps none of it.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Why a statement failed, and what that means for the session it ran in.
+/// The failure of a statement, and its effect on the session.
 #[derive(Debug)]
 pub(crate) enum QueryError {
-    /// The server refused the statement, or the answer cannot be read; the session goes on.
+    /// The server refused the statement, or the answer cannot be read. The session can be used further.
     Refused {
         error: Error,
-        /// The server's code; none where the answer cannot be read.
+        /// The server's code; none if the answer cannot be read.
         sqlstate: Option<SqlState>,
     },
-    /// The server announced its shutdown instead of an answer: the session is over.
+    /// The server announced its shutdown instead of an answer. The session is over.
     ShuttingDown(Error),
     /// The session is over, or no answer came within the limit.
     Broken(Error),
 }
 
 impl QueryError {
-    /// Sorts an error of the client; `what` follows "while" in the text.
+    /// Classifies an error of the client; `what` follows "while" in the text.
     pub(crate) fn of(what: &str, error: &tokio_postgres::Error) -> QueryError {
         let reported = fault::sql(While::Querying(what), error);
         match error.code() {
             Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(reported),
-            // A server that has become a standby: that heals, on another server.
+            // The server has become a standby: a retry finds the new primary.
             Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => QueryError::Refused {
                 error: Error::new(Kind::PostgresUnreachable, reported.cause()),
                 sqlstate: Some(code.clone()),
@@ -49,7 +48,6 @@ impl QueryError {
         }
     }
 
-    /// An answer that cannot be used.
     pub(crate) fn refused(error: Error) -> QueryError {
         QueryError::Refused { error, sqlstate: None }
     }
@@ -75,7 +73,7 @@ impl QueryError {
         }
     }
 
-    /// Whether another session was in the way, so that the statement may succeed when it is tried again.
+    /// Whether another session blocked the statement, so that a retry may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         const PASSING: [&str; 4] = ["40001", "40P01", "55P03", "57014"];
         self.sqlstate().is_some_and(|sqlstate| PASSING.contains(&sqlstate))
@@ -90,7 +88,7 @@ impl From<QueryError> for Error {
     }
 }
 
-/// Waits for `answer` for as long as `limit`. `what` says in an error what was being done ("reading the slot").
+/// Waits for `answer`, at most for `limit`. `what` names the operation in an error ("reading the slot").
 pub(crate) async fn bounded<T>(
     what: &str,
     limit: Duration,
@@ -125,8 +123,7 @@ pub(crate) async fn one_json<T: DeserializeOwned>(
     parsed(what, &text).map_err(QueryError::refused)
 }
 
-/// Reads the JSON that a statement of ours built. What cannot be read comes from a server that is not Postgres, or
-/// from a bug.
+/// Parses the JSON of a walrelay statement. Invalid JSON comes from another server than Postgres, or from a bug.
 pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PostgresUnfit, format!("while {what}: the server's answer cannot be read: {error}"))
@@ -134,22 +131,18 @@ pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     })
 }
 
-/// How long creating or changing the table may take.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A table, and what to say where the role may not use it.
+/// A table of walrelay's own, and the texts of its errors.
 pub(crate) struct OwnTable {
-    /// With its schema.
     pub(crate) name: &'static str,
-    /// SQL that gives its state in a word: `usable`, `missing`, `old` for one that `create` changes, or another.
+    /// SQL that gives its state in a word: `usable`, `missing`, `old` for a table that `create` upgrades, or another.
     pub(crate) state: &'static str,
-    /// SQL that creates it where it is missing.
     pub(crate) create: &'static str,
-    /// What the role has to be granted on it.
     pub(crate) privileges: &'static str,
-    /// What cannot be done without it.
+    /// The consequence of a missing table.
     pub(crate) lacking: &'static str,
-    /// What else there is to do, behind the remedy.
+    /// The alternative, at the end of the remedy.
     pub(crate) otherwise: &'static str,
 }
 
@@ -162,10 +155,10 @@ impl OwnTable {
     /// Creates the table where it is missing, and makes sure that the role may use it.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`] where another session was in
-    /// the way; those of the connection.
+    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`] where another session
+    /// blocked it; those of the connection.
     pub(crate) async fn prepare(&self, client: &Client) -> Result<(), QueryError> {
-        // Asked first: creating what exists needs the right to create it all the same.
+        // The state comes first: creating a table that exists requires the privilege, too.
         match self.state(client).await?.as_str() {
             "usable" => return Ok(()),
             "missing" | "old" => {}
@@ -178,7 +171,7 @@ impl OwnTable {
             Err(failed) => return Err(failed),
         };
         let cause = failed.error().cause();
-        // Another relay may have been faster, which is reported as a duplicate.
+        // Another relay may have created the table meanwhile, which the server reports as a duplicate.
         match self.state(client).await?.as_str() {
             "usable" => Ok(()),
             _ if failed.is_passing() => Err(QueryError::refused(Error::new(Kind::PostgresUnreachable, cause))),
@@ -190,7 +183,7 @@ impl OwnTable {
         self.refusal(&format!("table {} may not be used", self.name), &role(client).await)
     }
 
-    /// `role` as SQL writes it.
+    /// `role` is quoted for SQL.
     pub(crate) fn refusal(&self, cause: &str, role: &str) -> Error {
         let OwnTable { name, privileges, lacking, otherwise, .. } = self;
         let create = self.create.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -201,7 +194,7 @@ impl OwnTable {
     }
 }
 
-/// The role of the session as SQL writes it, for a GRANT.
+/// The role of the session, quoted for a GRANT.
 pub(crate) async fn role(client: &Client) -> String {
     const SQL: &str = "select pg_catalog.quote_ident(current_user)";
     let asked = one_text(client, "asking for the role's name", SQL, &[]).await;

@@ -1,4 +1,4 @@
-//! Names and texts on their way into SQL (P11). Replication commands take no parameters, so quoting is all there is.
+//! Quotes names and texts for SQL (P11). Replication commands take no parameters, so quoting is the only way.
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 /// `name` as a quoted identifier.
 ///
 /// # Errors
-/// [`Kind::Config`] for a name that is empty or holds NUL, which no quoting carries.
+/// [`Kind::Config`] for a name that is empty or holds NUL, which cannot be quoted.
 pub(crate) fn quote_ident(name: &str) -> Result<String> {
     if name.is_empty() {
         return Err(Error::new(Kind::Config, "a name for Postgres is empty"));
@@ -15,35 +15,32 @@ pub(crate) fn quote_ident(name: &str) -> Result<String> {
     Ok(quoted(name))
 }
 
-/// A table's name with its schema, as SQL takes it.
 pub(crate) fn quote_table(name: &TableName) -> Result<String> {
     Ok(format!("{}.{}", quote_ident(name.schema())?, quote_ident(name.table())?))
 }
 
-/// The table as it stands in a statement about its rows: those of tables that inherit from it are no events, those of its
-/// partitions are.
+/// The table in a statement about its rows. Rows of partitions are events; rows of tables that inherit from it are not.
 pub(crate) fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<String> {
     Ok(format!("{}{}", if is_partitioned { "" } else { "only " }, quote_table(name)?))
 }
 
-/// `name` as a quoted identifier in a text for people, such as a statement in a remedy. It refuses nothing: what is sent
-/// goes through [`quote_ident`].
+/// `name` as a quoted identifier in a text for people. Refuses nothing; SQL that is sent uses [`quote_ident`].
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// `text`, which holds no NUL, as a string constant, whatever `standard_conforming_strings` says.
+/// `text`, which must hold no NUL, as a string constant under any `standard_conforming_strings`.
 pub(crate) fn quote_literal(text: &str) -> Result<String> {
     without_nul(text)?;
     let quoted = text.replace('\'', "''");
-    // Only an escape string has one meaning for a backslash under both settings.
+    // Only in an escape string does a backslash mean the same under both settings.
     Ok(if quoted.contains('\\') { format!(" E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") })
 }
 
 /// The value of `publication_names` in `START_REPLICATION`: a list of identifiers within a literal.
 ///
-/// The server parses the literal first and then splits the list as it does any list of identifiers, folding what is
-/// not quoted. The replication grammar knows no escape strings: a backslash stands for itself in its literals.
+/// The server parses the literal and then splits the list of identifiers; it folds names without quotes. The
+/// replication grammar has no escape strings: a backslash in a literal is an ordinary character.
 /// <https://www.postgresql.org/docs/current/protocol-logical-replication.html>
 pub(crate) fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
     let names: Vec<String> = publications.into_iter().map(quote_ident).collect::<Result<_>>()?;

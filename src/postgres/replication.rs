@@ -1,4 +1,4 @@
-//! A walsender session before it streams: whose server it is, its timelines, and whether it took our settings.
+//! A walsender session before it streams: the server's identity, its timelines, and the check of the settings.
 //!
 //! <https://www.postgresql.org/docs/current/protocol-replication.html>
 
@@ -18,10 +18,10 @@ use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Transport};
 use crate::postgres::wire::Inbox;
 
-/// Bound on a message before streaming: a timeline's history is the largest there is.
+/// The greatest message before streaming. The largest is a timeline's history.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What decides the text of a value. In the start-up packet these win over what role and database set.
+/// Settings that decide the text of a value. In the start-up packet they override those of role and database.
 const TEXT_SETTINGS: [(&str, &str); 6] = [
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -31,12 +31,12 @@ const TEXT_SETTINGS: [(&str, &str); 6] = [
     ("extra_float_digits", "1"),
 ];
 
-/// Time limits that a role or database may set and that would end a session waiting for its turn.
+/// Disables the time limits of a role or database that would end a session while it waits.
 const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN \
     ('lock_timeout', 'statement_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', \
     'transaction_timeout')";
 
-/// A walsender session that can answer questions and start one stream.
+/// A walsender session that answers queries and can start one stream.
 #[derive(Debug)]
 pub(crate) struct WalSession<S = Transport> {
     session: Session<S>,
@@ -46,23 +46,21 @@ pub(crate) struct WalSession<S = Transport> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SystemIdentity {
-    /// Given at initdb, kept by every physical copy.
+    /// Assigned by initdb; every physical copy has the same one.
     pub system_identifier: String,
     pub timeline: u32,
     pub xlogpos: Lsn,
 }
 
-/// A slot that was just made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewSlot {
-    /// Where it begins: what committed before that is not in it.
+    /// The beginning of the slot, which has no earlier commit.
     pub consistent_point: Lsn,
-    /// Name of the exported snapshot, in which all that is visible.
+    /// The name of the exported snapshot, which sees all earlier commits.
     pub snapshot: String,
 }
 
-/// Where a timeline ended, for the server that was asked, because the next one in the history began: WAL of it beyond
-/// that does not exist there.
+/// The end of a timeline in the history of the queried server. WAL of the timeline beyond it does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimelineSwitch {
     pub timeline: u32,
@@ -70,20 +68,20 @@ pub(crate) struct TimelineSwitch {
 }
 
 impl WalSession<Transport> {
-    /// Opens a walsender session with the first server of `info` that gives one, named `walrelay/<slot>`.
+    /// Opens a walsender session named `walrelay/<slot>` with the first server of `info` that accepts one.
     ///
     /// Bounded by `connect_timeout` per server. Nothing is retried.
     ///
     /// # Errors
-    /// [`fault`]'s kinds; [`Kind::Publication`] where the server did not take a setting that decides the text of values.
+    /// [`fault`]'s kinds; [`Kind::Publication`] where the server ignored a setting that decides the text of values.
     pub(crate) async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
         transport::connect(info, &WalLogin { info, config }).await
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
-    /// Logs in on a stream that is open, and encrypted if it is to be; `end_point` is then what the login can be bound
-    /// to ([`tls::end_point`]).
+    /// Logs in on an open stream, after the TLS handshake if there is one. `end_point` is the data to which a login
+    /// over TLS can be bound ([`tls::end_point`]).
     pub(crate) async fn log_in(
         stream: S,
         end_point: Option<Vec<u8>>,
@@ -94,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let place = transport::place(info, target);
         let act = While::Connecting(&place);
         let name = format!("walrelay/{}", config.slot);
-        // Ours comes last, so it wins over one the operator gave.
+        // The last option overrides one that the operator gave.
         let timeout = format!("-c wal_sender_timeout={}", config.wal_sender_timeout.as_millis());
         let options = info.options.as_ref().map_or(timeout.clone(), |given| format!("{given} {timeout}"));
         let mut parameters = vec![
@@ -117,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         for name in ["client_encoding", "DateStyle", "TimeZone", "IntervalStyle"] {
             check_parameter(name, session.parameter(name).unwrap_or_default())?;
         }
-        // These two the server does not report by itself.
+        // The server reports these two only on request.
         for name in ["bytea_output", "extra_float_digits"] {
             let rows = session.query(act, &format!("SHOW {name}")).await?;
             check_parameter(name, &text_at(&rows, 0).unwrap_or_default())?;
@@ -132,7 +130,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         Ok(WalSession { session, slot: config.slot.clone(), messages: config.messages })
     }
 
-    /// Which server this is.
     pub(crate) async fn identify_system(&mut self) -> Result<SystemIdentity> {
         let act = While::Querying("asking the server who it is");
         let identity = |rows: &[Row]| {
@@ -145,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.ask(act, "IDENTIFY_SYSTEM", identity).await
     }
 
-    /// The timelines before `timeline` and where each ended, oldest first. The first timeline has none before it.
+    /// The timelines before `timeline` and their ends, oldest first. The first timeline has none before it.
     pub(crate) async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
         if timeline <= 1 {
             return Ok(Vec::new());
@@ -159,14 +156,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.ask(act, "SELECT pg_catalog.pg_backend_pid()", |rows| text_at(rows, 0)?.parse().ok()).await
     }
 
-    /// Creates the slot and exports the snapshot of its beginning, which lives until the session's next command.
+    /// Creates the slot and exports a snapshot of its beginning. The snapshot lives until the session's next command.
     ///
-    /// What committed before the beginning is visible in the snapshot, everything else is in the slot. It waits for every
-    /// transaction that is under way, a prepared one included; bounded in time by the caller.
+    /// The snapshot sees all commits before the beginning; the slot has all later ones. The server waits for every
+    /// running transaction, prepared ones included; the caller bounds the time.
     pub(crate) async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
         let what = format!("creating slot {}", self.slot);
         let act = While::Querying(&what);
-        // The options in parentheses came with 15, failover with 17.
+        // Options in parentheses need version 15, failover needs 17.
         let options = match major {
             ..15 => "EXPORT_SNAPSHOT",
             15..17 => "(SNAPSHOT 'export')",
@@ -192,10 +189,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())
     }
 
-    /// Starts streaming the slot's changes to `publication` by protocol version 1 and hands over the stream.
+    /// Starts to stream the slot's changes to `publication` with protocol version 1, and returns the stream.
     ///
-    /// Always at 0/0: a position passed here is obeyed even where it skips what was never delivered, so the
-    /// server decides by what the slot has confirmed.
+    /// Always at 0/0: the server then starts at the slot's confirmed LSN. It obeys a later position even if that skips
+    /// events.
     pub(crate) async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",
@@ -208,14 +205,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     }
 }
 
-/// Whether the server has a setting as asked for; settings that do not decide the text of values pass.
+/// Checks that the server accepted a setting. Settings that do not decide the text of values pass.
 ///
 /// # Errors
-/// [`Kind::Publication`]: events would carry other text than they should.
+/// [`Kind::Publication`]: the values of events would have another text.
 pub(crate) fn check_parameter(name: &str, value: &str) -> Result<()> {
     let obeyed = match name {
         "client_encoding" => value == "UTF8",
-        // The order of day and month, which follows, has no effect on ISO output.
+        // The order of day and month, which follows, does not affect ISO output.
         "DateStyle" => value.split(',').next() == Some("ISO"),
         "TimeZone" => value == "UTC",
         "IntervalStyle" => value == "postgres",
@@ -234,7 +231,7 @@ pub(crate) fn check_parameter(name: &str, value: &str) -> Result<()> {
     .remedy("connect to the server itself: something between drops settings of the start-up packet"))
 }
 
-/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. Half a history is none.
+/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. `None` if one line cannot be read.
 /// <https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES>
 fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));

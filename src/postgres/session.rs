@@ -1,6 +1,6 @@
-//! A session in protocol messages: start-up, authentication, simple queries, and the way into a copy-both stream.
+//! A session in protocol messages: start-up, authentication, simple queries, and the switch to a copy-both stream.
 //!
-//! For what tokio-postgres has no room for. Generic over the byte stream, so that tests can play the server.
+//! tokio-postgres has no walsender sessions. Generic over the byte stream, so that tests can act as the server.
 //! <https://www.postgresql.org/docs/current/protocol-flow.html>
 
 use std::collections::BTreeMap;
@@ -20,23 +20,20 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::wire::{Cursor, Inbox, parameter_status};
 use crate::secret::Secret;
 
-/// Bound on a message before the server is authenticated, and on the rows of a simple query in all.
+/// The greatest message before the server is authenticated, and the greatest sum of rows of a simple query.
 const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Who logs in, and how the session is to be.
 #[derive(Debug, Clone)]
 pub(crate) struct StartUp<'a> {
     /// `host:port/database as user`, for errors.
     pub place: &'a str,
     pub user: &'a str,
-    /// Its password, sent only if asked for.
+    /// The user's password, sent only on request.
     pub password: Option<Secret>,
-    /// Whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// What it would be bound to: see [`crate::postgres::tls::end_point`]. None without TLS.
+    /// The data to bind to, see [`crate::postgres::tls::end_point`]. None without TLS.
     pub end_point: Option<Vec<u8>>,
-    /// The rest of the start-up packet.
     pub parameters: &'a [(&'a str, &'a str)],
 }
 
@@ -54,7 +51,7 @@ pub(crate) type Row = Vec<Option<Vec<u8>>>;
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     /// Sends the start-up packet, authenticates and waits until the server is ready.
     ///
-    /// Bounded in memory by 64 KiB per message, in time by the caller. Notices are dropped.
+    /// Memory is bounded by 64 KiB per message; the caller bounds the time. Notices are dropped.
     pub(crate) async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
         let act = While::Connecting(start_up.place);
         let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters: BTreeMap::new() };
@@ -68,7 +65,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
             let (tag, body) = session.receive(act).await?;
             match tag {
                 b'Z' => return Ok(session),
-                // The key for cancelling: a relay ends its session instead.
+                // The key for a cancel request is not needed: a relay ends its session instead.
                 b'K' | b'N' => {}
                 b'S' => session.note_parameter(act, &body)?,
                 b'E' => return Err(reported(act, &body)),
@@ -81,10 +78,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         self.parameters.get(name).map(String::as_str)
     }
 
-    /// Runs one statement by the simple protocol and gives the rows of all its results.
+    /// Runs one statement with the simple protocol and returns the rows of all its results.
     ///
-    /// Bounded by 16 MiB of rows; in time by the caller. Not safe to cancel: the session is of no use afterwards. After an
-    /// error the server reported, the session can be used again unless the error was fatal.
+    /// The rows are bounded by 16 MiB; the caller bounds the time. Not safe to cancel: do not use the session
+    /// afterwards. After an error from the server the session can be used again, unless the error was fatal.
     pub(crate) async fn query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Row>> {
         self.send_query(act, statement).await?;
         let mut rows = Vec::new();
@@ -93,7 +90,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         loop {
             let (tag, body) = match self.receive(act).await {
                 Ok(message) => message,
-                // A fatal error is followed by the end of the stream; the error says more.
+                // After a fatal error the stream ends; the error says more than the end.
                 Err(end) => return Err(failure.unwrap_or(end)),
             };
             match tag {
@@ -113,8 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         }
     }
 
-    /// Runs a statement that turns the session into a stream in both directions, and hands over the stream and what
-    /// has already arrived of it.
+    /// Runs a statement that starts a stream in both directions. Returns the stream and the bytes that have arrived.
     pub(crate) async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
         self.send_query(act, statement).await?;
         loop {
@@ -145,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         self.stream.flush().await.map_err(|error| fault::io(act, &error))
     }
 
-    /// The next message, copied: there are few of these.
+    /// The next message, copied, because there are few of these.
     async fn receive(&mut self, act: While<'_>) -> Result<(u8, Vec<u8>)> {
         loop {
             if let Some(frame) = self.inbox.next().map_err(|error| fault::protocol(act, error))? {
@@ -188,7 +184,7 @@ fn row(body: &[u8]) -> Option<Row> {
     Some(row)
 }
 
-/// How far SCRAM has come. The server has to prove that it knows the password too before its OK counts.
+/// The progress of SCRAM. The server's OK counts only after it has proved that it knows the password, too.
 enum Scram {
     NotBegun,
     Begun(Box<ScramSha256>),
@@ -206,7 +202,7 @@ where
         match tag {
             b'R' => {}
             b'E' => return Err(reported(act, &body)),
-            // A notice, or the offer of another protocol version than asked for, which is not made use of.
+            // A notice, or the offer of another protocol version, which is ignored.
             b'N' | b'v' => continue,
             other => return Err(unexpected(act, other)),
         }
@@ -272,8 +268,8 @@ fn mechanisms(data: &[u8]) -> Vec<String> {
     std::iter::from_fn(|| cursor.text().filter(|name| !name.is_empty())).collect()
 }
 
-/// The way to do SCRAM, and what the server is told of binding: that we do, that we could if it could (so that nobody
-/// in the middle can have hidden its offer), or that we cannot.
+/// The SCRAM mechanism, and the client's statement about channel binding: used, supported but not offered by the
+/// server, or not supported. The second one reveals a man in the middle who hides the offer.
 fn choose(act: While<'_>, start_up: &StartUp<'_>, offered: &[String]) -> Result<(&'static str, sasl::ChannelBinding)> {
     let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
     let bound = start_up.end_point.clone().filter(|_| start_up.channel_binding != ChannelBinding::Disable);
@@ -314,27 +310,24 @@ pub(crate) mod tests {
     use crate::postgres::transport::{answered, request_tls};
     use tokio::io::{AsyncReadExt, DuplexStream};
 
-    /// One end of a pipe, speaking as a server does.
+    /// A server at one end of a pipe.
     pub(crate) struct FakeServer(pub(crate) DuplexStream);
 
-    /// A pipe and the fake at its other end.
+    /// A pipe, and the server at its other end.
     pub(crate) fn pipe() -> (DuplexStream, FakeServer) {
         let (client, server) = tokio::io::duplex(64 * 1024);
         (client, FakeServer(server))
     }
 
-    /// One message as it goes over the wire.
     pub(crate) fn message(tag: u8, body: &[u8]) -> Vec<u8> {
         let length = i32::try_from(body.len() + 4).unwrap();
         [&[tag], length.to_be_bytes().as_slice(), body].concat()
     }
 
-    /// The body of an error or notice.
     pub(crate) fn report(sqlstate: &str, text: &str) -> Vec<u8> {
         format!("SERROR\0C{sqlstate}\0M{text}\0Dcanary-detail\0\0").into_bytes()
     }
 
-    /// The body of a row.
     pub(crate) fn row(values: &[&str]) -> Vec<u8> {
         let mut body = u16::try_from(values.len()).unwrap().to_be_bytes().to_vec();
         for value in values {
@@ -375,20 +368,19 @@ pub(crate) mod tests {
             body
         }
 
-        /// The text of the client's next statement.
         pub(crate) async fn expect_query(&mut self) -> String {
             let body = self.expect(b'Q').await;
             String::from_utf8(body[..body.len() - 1].to_vec()).unwrap()
         }
 
-        /// Answers a statement with one row and is ready for the next.
+        /// Answers a statement with one row, and is ready for the next statement.
         pub(crate) async fn answer(&mut self, values: &[&str]) {
             self.send(b'D', &row(values)).await;
             self.send(b'C', b"DONE\0").await;
             self.send(b'Z', b"I").await;
         }
 
-        /// Lets a client in without a password, as a server with these settings.
+        /// Accepts a client without a password, as a server with these settings.
         pub(crate) async fn let_in(&mut self, settings: &[(&str, &str)]) -> Vec<(String, String)> {
             let asked = self.start_up().await;
             self.send(b'R', &0_i32.to_be_bytes()).await;
@@ -415,7 +407,6 @@ pub(crate) mod tests {
         }
     }
 
-    /// Logs in while `server` plays the other side.
     async fn log_in<F: Future<Output = FakeServer>>(
         start_up: &StartUp<'_>,
         server: impl FnOnce(FakeServer) -> F,
@@ -459,7 +450,7 @@ pub(crate) mod tests {
         assert!(error.cause().contains("out of turn"), "{error}");
     }
 
-    /// What the client answers to a server that offers these mechanisms: its choice and the beginning of its message.
+    /// The client's answer to a server that offers these mechanisms: its choice and the beginning of its message.
     async fn chosen(
         channel_binding: ChannelBinding,
         end_point: Option<&[u8]>,
@@ -552,7 +543,7 @@ pub(crate) mod tests {
                     }
                     server.send_raw(bytes).await;
                     let (_, nobody) = pipe();
-                    // The server hangs up.
+                    // The server closes the connection.
                     nobody
                 })
                 .await;
@@ -581,7 +572,7 @@ pub(crate) mod tests {
             let mut asked = [0; 8];
             server.0.read_exact(&mut asked).await.unwrap();
             assert_eq!(asked, [0, 0, 0, 8, 4, 210, 22, 47]);
-            // What follows the answer is left for the handshake to meet.
+            // Bytes after the answer stay in the stream, for the handshake.
             assert_eq!(client.read_u8().await.unwrap(), b'x');
         }
     }

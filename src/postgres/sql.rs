@@ -1,4 +1,4 @@
-//! A session for ordinary SQL, and how it tells that the server is going down.
+//! A session for ordinary SQL, which reports a shutdown of the server.
 
 use std::time::Duration;
 
@@ -17,21 +17,20 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::transport::{self, Login, Opened, Socket};
 
-/// What decides how values are written and how long a statement may wait, whatever role and database say.
-/// Settings this server does not know are left out by it.
+/// Settings for the text of values and for time limits. They override role and database; the server skips unknown ones.
 ///
-/// The server bounds no statement: creating a slot waits for every open transaction. Callers use timeouts of their own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
-/// may write to is ever called by mistake.
+/// The server limits no statement, because creating a slot waits for every open transaction; callers have limits. Names
+/// are looked up in `pg_catalog` alone, so that no function of a schema that others may write to is called.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
     ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
     ('extra_float_digits', '1'), ('lock_timeout', '0'), ('statement_timeout', '0'), ('idle_session_timeout', '0'), \
     ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
     AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
 
-/// How long a dropped session may take to end in order: the rest of an unread answer can be as long as a table.
+/// The time in which a dropped session may end in order: the rest of an unread answer can be as long as a table.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A session for SQL. Dropping it ends the session, in the midst of an answer too.
+/// A session for SQL. Dropping it ends the session, also during an answer.
 #[derive(Debug)]
 pub(crate) struct SqlSession {
     client: Client,
@@ -39,12 +38,11 @@ pub(crate) struct SqlSession {
     notified: Arc<Notify>,
 }
 
-/// Why a session is over.
 #[derive(Debug, Clone)]
 pub enum Ended {
-    /// The server ended the session: it shuts down, or an operator terminated the session. A new session tells which.
+    /// The server ended the session: it shuts down, or an operator terminated the session. A new session shows which.
     Shutdown(Error),
-    /// The connection broke, or was closed by us.
+    /// The connection broke, or this process closed it.
     Lost(Error),
 }
 
@@ -57,10 +55,10 @@ impl Ended {
 }
 
 impl SqlSession {
-    /// Opens a session with the first server of `info` that gives one.
+    /// Opens a session with the first server of `info` that accepts one.
     ///
-    /// Text is UTF-8, dates are ISO, times are UTC; names outside `pg_catalog` need their schema; statements have no
-    /// time limit of their own. Bounded by `connect_timeout` per server. Nothing is retried.
+    /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema, and statements have
+    /// no time limit of their own. Bounded by `connect_timeout` per server. Nothing is retried.
     ///
     /// # Errors
     /// [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
@@ -68,20 +66,20 @@ impl SqlSession {
         transport::connect(info, &SqlLogin { info, application_name }).await
     }
 
-    /// The client. Turn its errors into ours with [`fault::sql`].
+    /// The client. Convert its errors with [`fault::sql`].
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Wakes at each `NOTIFY` on a channel this session listens on. Keeps one wake-up while nothing waits.
+    /// Notifies at each `NOTIFY` on a channel that this session listens on. Keeps one notification while no task waits.
     pub(crate) fn notified(&self) -> Arc<Notify> {
         Arc::clone(&self.notified)
     }
 
-    /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while querying.
+    /// Waits for the end of the session and returns the reason. Safe to cancel, to repeat, and to hold while querying.
     ///
-    /// A fast shutdown of the server is announced here while its walsenders still live and wait for us. Where a
-    /// query was under way, the query gets the announcement and this gets [`Ended::Lost`].
+    /// A fast shutdown of the server is announced here while its walsenders still run and wait for the relay. If a
+    /// query is under way, the query gets the announcement, and this returns [`Ended::Lost`].
     pub(crate) fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
@@ -90,7 +88,7 @@ impl SqlSession {
         }
     }
 
-    /// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
+    /// Runs the connection in a task of its own, which ends with the session and publishes the reason.
     fn driven<S, T>(client: Client, mut connection: Connection<S, T>, place: &str) -> SqlSession
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -153,7 +151,7 @@ impl Login for SqlLogin<'_> {
                 SqlSession::driven(client, connection, &place)
             }
             Some((tls, name)) => {
-                // The server has agreed to TLS already: "direct" makes the library begin with the handshake.
+                // The server has already agreed to TLS: "direct" makes the library begin with the handshake.
                 config.ssl_mode(Mode::Require).ssl_negotiation(SslNegotiation::Direct);
                 let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls), &name)
                     .unwrap_or_else(|never| match never {});
@@ -174,7 +172,7 @@ impl Login for SqlLogin<'_> {
     }
 }
 
-/// The server is a standby where a primary is asked for: another one of the list may do, or this one after promotion.
+/// The server is a standby and a primary is required. Another server of the list may be one.
 pub(super) fn in_recovery_error(act: While<'_>) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server is a standby"))
 }

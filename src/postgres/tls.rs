@@ -1,4 +1,4 @@
-//! TLS as libpq's `sslmode` means it, with rustls.
+//! TLS with rustls, by the rules of libpq's `sslmode`.
 //!
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html>
 
@@ -28,7 +28,7 @@ use x509_cert::der::oid::db::rfc5912::{
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
 
-/// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
+/// The client's TLS configuration for these settings, or `None` where TLS is never used. Reads the named files.
 ///
 /// # Errors
 /// [`Kind::Config`] where a file cannot be read, holds no PEM of its kind, or is a key that others may read.
@@ -47,8 +47,8 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfi
     };
     let signing_key = provider.key_provider.load_private_key(private_key(key)?).map_err(unusable)?;
     let certified = CertifiedKey::new(certificates(certificate)?, signing_key);
-    // Whether it can be used is the server's to say: OpenSSL takes certificates of X.509 version 1, which cannot be
-    // read here and which it makes when nothing else is asked for.
+    // The server decides whether it accepts the certificate. OpenSSL accepts certificates of X.509 version 1, and
+    // creates them by default; this library cannot read them.
     if let Err(mismatch @ TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) = certified.keys_match() {
         return Err(unusable(mismatch));
     }
@@ -59,7 +59,7 @@ fn verifier(settings: &TlsSettings, provider: &Arc<CryptoProvider>) -> Result<Op
     let algorithms = provider.signature_verification_algorithms;
     let roots = match (settings.mode, &settings.root) {
         (SslMode::Disable, _) => return Ok(None),
-        // libpq: a root file turns `require` into `verify-ca`; below that the certificate is not looked at.
+        // libpq: a root file turns `require` into `verify-ca`; in lower modes the certificate is not verified.
         (SslMode::Prefer, _) | (SslMode::Require, None) => {
             return Ok(Some(Arc::new(Lenient { algorithms, chain: None })));
         }
@@ -83,7 +83,7 @@ fn trusted(root: &RootCert) -> Result<RootCertStore> {
     let mut store = RootCertStore::empty();
     match root {
         RootCert::System => {
-            // One broken file among a hundred is the operating system's; none at all is ours to report.
+            // Single broken files of the operating system are ignored; a store without certificates is reported.
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if store.is_empty() {
                 return Err(config("the operating system has no trusted certificates")
@@ -114,7 +114,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     let bytes = read(file, "key")?;
     let metadata = fs::metadata(file)
         .map_err(|error| config(format_args!("the key {} cannot be read: {error}", file.display())))?;
-    // As libpq: the owner alone, or root's with the group's reading.
+    // As libpq: readable by the owner only, or by root and a group.
     let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
     if metadata.is_file() && metadata.mode() & 0o777 & !allowed != 0 {
         return Err(config(format_args!("the key {} can be read by others", file.display()))
@@ -132,12 +132,11 @@ fn config(cause: impl std::fmt::Display) -> Error {
     Error::new(Kind::Config, cause)
 }
 
-/// Verifies less than rustls does, as libpq's lower modes want it. That the peer holds its certificate's key is always
-/// checked.
+/// Verifies less than rustls, for libpq's lower modes. Always checks that the peer has the key of its certificate.
 #[derive(Debug)]
 struct Lenient {
     algorithms: WebPkiSupportedAlgorithms,
-    /// Verifies the chain, and last of all the name, which is let pass. `None`: the certificate is not looked at, so that
+    /// Verifies the chain and then the name; a wrong name is accepted. `None`: the certificate is not verified, so that
     /// the connection is encrypted and not authenticated.
     chain: Option<Arc<WebPkiServerVerifier>>,
 }
@@ -183,8 +182,8 @@ impl ServerCertVerifier for Lenient {
     }
 }
 
-/// The hash of `certificate` by the function its signature uses, SHA-256 in place of SHA-1. None where the signature uses
-/// no single function (Ed25519), names it elsewhere (RSA-PSS), or cannot be read: such a channel cannot be bound.
+/// The hash of `certificate` for channel binding, by the function of its signature, with SHA-256 in place of SHA-1.
+/// None if the signature has no single function (Ed25519), names it elsewhere (RSA-PSS), or cannot be read.
 pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = Certificate::from_der(certificate).ok()?;
     match parsed.signature_algorithm.oid {
@@ -255,7 +254,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a handshake with a server at `db.example`.
+    /// The result of a handshake with a server at `db.example`.
     async fn handshake(settings: &TlsSettings, server: ServerConfig) -> std::result::Result<(), Error> {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let client = client_config(settings).unwrap().unwrap();
@@ -271,7 +270,7 @@ mod tests {
         let others = Authority::new();
         let root = ours.file();
         let root = Some(root.path());
-        // Good; another name; another authority; expired.
+        // A valid certificate; one with another name; one of another authority; an expired one.
         for (mode, root, taken) in [
             (SslMode::Prefer, root, [true, true, true, true]),
             (SslMode::Require, None, [true, true, true, true]),
@@ -318,7 +317,7 @@ mod tests {
         assert!(error.cause().contains("/nonexistent/root.crt"), "{error}");
         let empty = tempfile::NamedTempFile::new().unwrap();
         assert!(client_config(&settings(SslMode::VerifyFull, Some(empty.path()))).is_err());
-        // Where nothing is verified, the file is not needed.
+        // Without verification the file is not needed.
         assert!(client_config(&settings(SslMode::Prefer, Some(missing))).unwrap().is_some());
 
         let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Sockets to a server, up to the point where TLS is agreed on or ruled out.
+//! Sockets to a server, up to the TLS handshake or the decision against TLS.
 //!
-//! The kernel wakes whoever waits for events of a socket at each message that arrives, wanted or not, and the sender pays
-//! for it: a walsender, which sends each row by itself, once per row. A reader that knows that more will be there in a
-//! moment has its socket unwatched, reads without waiting, and has the socket watched again where it finds nothing.
+//! For each message that arrives, the kernel wakes the tasks that are registered for the socket, and the sender pays
+//! for that. A walsender sends each row by itself, and so pays once per row. A reader that expects more data soon
+//! therefore deregisters its socket, and reads without waiting. A read that finds nothing registers the socket again.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream as BareStream;
@@ -21,51 +21,49 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::tls;
 
-/// A byte stream to a server.
 #[derive(Debug)]
 pub(crate) enum Transport {
     Plain(Socket),
     Tls(Box<TlsStream<Socket>>),
 }
 
-/// A byte stream that can be left unwatched.
+/// A byte stream whose socket can be deregistered from the reactor.
 pub(crate) trait Unwatch {
-    /// From now on nothing that arrives wakes anybody, up to the first read or write that cannot be done at once.
+    /// Deregisters the socket: no data wakes a task until a read or write cannot complete at once.
     fn unwatch(&mut self);
 
-    /// Whether a read that gives less than it could has given all there is: to ask again would only have it watched.
+    /// Whether a read below its capacity has returned all data. A further read would only register the socket again.
     fn is_unwatched(&self) -> bool;
 }
 
-/// A connected socket. It does not block. A Unix socket has the same type: it is only read, written and shut down, which
-/// the operating system does alike for all stream sockets.
+/// A connected socket in non-blocking mode. A Unix socket has the same type: it is only read, written and shut down,
+/// and these operations are the same for all stream sockets.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Watched(TcpStream),
     Unwatched(BareStream),
-    /// Closed, because the runtime did not take the socket or let it go. The error is given once.
+    /// Closed, because the runtime failed to register or deregister the socket. The error is returned once.
     Lost(Option<io::Error>),
 }
 
-/// A socket whose server has said whether it does TLS.
+/// A socket whose server has answered whether it supports TLS.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub socket: Socket,
-    /// Set where the TLS handshake comes next: its configuration, and the name the certificate should have.
+    /// Set if the TLS handshake comes next: its configuration, and the name that the certificate should have.
     pub tls: Option<(ClientConfig, String)>,
 }
 
-/// Makes a session out of an open socket.
 pub(crate) trait Login {
     type Session: Send;
 
-    /// Does the TLS handshake where one is due, then start-up and authentication.
+    /// Does the TLS handshake if there is one, then start-up and authentication.
     fn log_in(&self, target: &Target, opened: Opened) -> impl Future<Output = Result<Self::Session>> + Send;
 }
 
-/// Tries the servers of `info` in order and gives the first session that comes about.
+/// Tries the servers of `info` in order and returns the first session.
 ///
-/// Bounded by `connect_timeout` per server. A refusal ends the search, as with libpq; what a retry may heal does not.
+/// Bounded by `connect_timeout` per server. As with libpq, a refusal ends the search; a passing error does not.
 pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
     let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");
@@ -85,7 +83,6 @@ pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Resu
     Err(last)
 }
 
-/// `host:port/database as user`.
 pub(crate) fn place(info: &ConnInfo, target: &Target) -> String {
     format!("{target}/{} as {}", info.database, info.user)
 }
@@ -99,7 +96,7 @@ async fn attempt<L: Login + Sync>(
     let opened = open(info, target, config).await?;
     let may_fall_back = opened.tls.is_some() && info.tls.mode == SslMode::Prefer;
     match login.log_in(target, opened).await {
-        // As libpq: `prefer` means rather unencrypted than not at all.
+        // As libpq: `prefer` falls back to an unencrypted connection.
         Err(refused) if may_fall_back && refused.kind() == Kind::PostgresRefused => {
             let plain = open(info, target, None).await?;
             login.log_in(target, plain).await.map_err(|_| refused)
@@ -121,7 +118,7 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
             let offered = answered(act, info.tls.mode, answer)?;
             offered.then(|| (config.clone(), name.clone()))
         }
-        // libpq: there is no TLS on a Unix socket, whatever `sslmode` says.
+        // libpq: a Unix socket has no TLS, whatever `sslmode` is.
         (_, Host::Unix(_)) | (None, Host::Tcp { .. }) => None,
     };
     Ok(Opened { socket, tls })
@@ -172,8 +169,8 @@ fn keep_alive(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks for TLS and gives the one byte of the answer. Not one more is read: what a man in the middle adds in clear
-/// must meet the handshake, not the session.
+/// Requests TLS and returns the one byte of the answer. Reads no further byte: data that a man in the middle adds in
+/// clear must reach the handshake, not the session.
 /// <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-SSL>
 pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> io::Result<u8> {
     let mut request = bytes::BytesMut::new();
@@ -183,7 +180,7 @@ pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut 
     stream.read_u8().await
 }
 
-/// Whether TLS comes next. The text of an error at this point is not authenticated, so it is not shown.
+/// Whether the TLS handshake comes next. An error's text is not authenticated at this point, so it is not shown.
 pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool> {
     match answer {
         b'S' => Ok(true),
@@ -211,7 +208,7 @@ impl Socket {
         }
     }
 
-    /// What `act` does at once, where the socket is unwatched and that can be done.
+    /// The result of `act`, if the socket is deregistered and `act` does not block.
     fn at_once<T>(&self, mut act: impl FnMut(&BareStream) -> io::Result<T>) -> Option<io::Result<T>> {
         let Socket::Unwatched(bare) = self else { return None };
         loop {
@@ -257,7 +254,7 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A socket holds nothing back.
+        // A socket has no buffer to flush.
         Poll::Ready(Ok(()))
     }
 
@@ -266,7 +263,6 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Both directions of a byte stream.
 trait Duplex: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Duplex for S {}
@@ -288,7 +284,7 @@ impl Unwatch for Transport {
         }
     }
 
-    /// TLS gives a record at a time.
+    /// A read returns one TLS record, so more data may be there.
     fn is_unwatched(&self) -> bool {
         matches!(self, Transport::Plain(stream) if stream.is_unwatched())
     }
@@ -344,7 +340,7 @@ mod tests {
                 let mut bytes = [0; 5];
                 timeout(SOON, near.read_exact(&mut bytes)).await.unwrap().unwrap();
                 assert_eq!(bytes, [round; 5]);
-                // Nothing is there any more, so it has to be told of what comes.
+                // No data is left, so the socket has to be registered.
                 let wait = near.read_u8();
                 let (read, written) = tokio::join!(timeout(SOON, wait), async {
                     tokio::task::yield_now().await;

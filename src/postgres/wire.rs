@@ -1,4 +1,4 @@
-//! Bytes from a server to protocol messages: one buffer, bounded, no copy per message.
+//! Turns a server's bytes into protocol messages: one bounded buffer, no copy per message.
 //!
 //! <https://www.postgresql.org/docs/current/protocol-message-formats.html>
 
@@ -9,16 +9,16 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Bytes that one read asks for; the size of the buffer while messages are smaller.
+/// The bytes of one read, and the size of the buffer while messages are smaller.
 const READ_BYTES: usize = 2 << 20;
-/// A read gets at least this much room where what was left is no more than the rest: to move it for each read would cost more.
+/// The least free space before a read. Only below it are the unread bytes moved, which for each read would cost more.
 const ROOM_BYTES: usize = READ_BYTES / 4;
 /// Type and length.
 const HEADER_BYTES: usize = 5;
-/// Emptied buffers, with nothing large in them, after which the memory a large message took is given back.
+/// After so many empty buffers without a large message, the memory for large messages is released.
 const SHRINK_AFTER: u32 = 64;
 
-/// What arrived and was not taken yet.
+/// The bytes that arrived and were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
@@ -26,21 +26,21 @@ pub(crate) struct Inbox {
     end: usize,
     frame_bytes_max: usize,
     small_rounds: u32,
-    /// Bytes still to arrive of a message that is discarded.
+    /// The remaining bytes of a message that is discarded.
     discard_bytes: usize,
 }
 
-/// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
+/// One message: its type and the range of its body. Take the body before the next [`Inbox::poll_fill`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub tag: u8,
     body: Range<usize>,
 }
 
-/// The bytes are no message, or too large a one. Nothing after them can be understood.
+/// The bytes are not a message, or the message is too large. The following bytes cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    /// A length that does not even count itself.
+    /// A length smaller than the length field.
     #[error("a message has the length {0}")]
     Length(i32),
     /// A length above the bound; refused before the message is received.
@@ -49,39 +49,38 @@ pub(crate) enum FrameError {
 }
 
 impl Inbox {
-    /// An empty one that refuses messages of more than `frame_bytes_max`, headers included.
+    /// An empty inbox that refuses messages of more than `frame_bytes_max`, headers included.
     pub(crate) fn new(frame_bytes_max: usize) -> Self {
         Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0, discard_bytes: 0 }
     }
 
-    /// Changes the bound for messages not taken yet.
+    /// Changes the bound for messages that are not taken yet.
     pub(crate) fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
         self.frame_bytes_max = frame_bytes_max;
     }
 
-    /// Bytes of memory it holds: at most the bound of a message plus one read, rounded up by growth.
+    /// Bytes of allocated memory: at most the bound of a message plus one read, rounded up by growth.
     #[cfg(test)]
     pub(crate) fn capacity_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes that arrived and were not taken.
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether [`Inbox::poll_fill`] has somewhere to read to. False only while received messages are not taken.
+    /// Whether [`Inbox::poll_fill`] has free space. False only while received messages are not taken.
     pub(crate) fn has_room(&self) -> bool {
         self.start > 0 || self.end < self.limit()
     }
 
-    /// Up to `bytes` of what is next, without taking it; `None` until that much is there.
+    /// The next `bytes` bytes, without taking them; `None` until all of them are there.
     pub(crate) fn peek(&self, bytes: usize) -> Option<&[u8]> {
         self.bytes.get(self.start..self.end)?.get(..bytes)
     }
 
-    /// Reads what the socket has, as far as there is room; not again after a read that left some, if that is to be `once`.
-    /// Zero bytes with room left is the end of the stream.
+    /// Reads data from the socket into the free space. With `once`, a read below its capacity is the last one. Zero
+    /// bytes despite free space mean the end of the stream.
     pub(crate) fn poll_fill<R: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -102,7 +101,7 @@ impl Inbox {
                         break;
                     }
                 }
-                // Bytes that were read count first; the next read meets the same end.
+                // Return the bytes that were read; the next read gets the same error.
                 Poll::Ready(Err(_)) | Poll::Pending if received > 0 => break,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -111,7 +110,7 @@ impl Inbox {
         Poll::Ready(Ok(received))
     }
 
-    /// Takes the next message, if all of it is there.
+    /// Takes the next message, if it is complete.
     ///
     /// # Errors
     /// [`FrameError`], as soon as the header is there, and again at every later call.
@@ -145,12 +144,11 @@ impl Inbox {
         Ok(Some(Frame { tag, body }))
     }
 
-    /// Leaves out a message that [`Inbox::next`] refused for its size; the one behind it is next.
+    /// Skips a message that [`Inbox::next`] refused for its size.
     pub(crate) fn discard(&mut self, frame_bytes: usize) {
         self.discard_bytes = frame_bytes;
     }
 
-    /// The body of a message just taken.
     pub(crate) fn body(&self, frame: &Frame) -> &[u8] {
         self.bytes.get(frame.body.clone()).unwrap_or_default()
     }
@@ -159,7 +157,7 @@ impl Inbox {
         self.frame_bytes_max.saturating_add(READ_BYTES)
     }
 
-    /// Grows only when what arrived fills the buffer, by doubling: a length that was announced allocates nothing.
+    /// Grows by doubling, and only when the buffer is full: an announced length allocates nothing.
     fn make_room(&mut self) {
         let room = self.bytes.len().saturating_sub(self.end);
         if self.start > 0 && (room < ROOM_BYTES || self.start == self.end) {
@@ -181,12 +179,11 @@ impl Inbox {
     }
 }
 
-/// Bytes read front to back; `None` where they end too early.
+/// Reads bytes from front to back; `None` where they end too early.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
-    /// The next `count` bytes.
     pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -219,7 +216,7 @@ impl<'a> Cursor<'a> {
         self.array().map(i64::from_be_bytes)
     }
 
-    /// A text up to its NUL. What is not UTF-8 is replaced: for names and messages, not for values.
+    /// A text up to its NUL. Invalid UTF-8 is replaced: for names and messages, not for values.
     pub(crate) fn text(&mut self) -> Option<String> {
         let end = self.0.iter().position(|byte| *byte == 0)?;
         let text = self.take(end)?;
@@ -228,7 +225,6 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Name and value of a `ParameterStatus` body.
 pub(crate) fn parameter_status(body: &[u8]) -> Option<(String, String)> {
     let mut cursor = Cursor(body);
     Some((cursor.text()?, cursor.text()?))

@@ -1,6 +1,6 @@
-//! Which rows, from what was typed to SQL that Postgres has looked at.
+//! The conditions on rows: from flags to SQL that Postgres has checked.
 //!
-//! Values are quoted. Only the operator's own condition stands as it is, as `outbox.pending` does (P11).
+//! Values are quoted. Only the operator's own condition is used unchanged, as `outbox.pending` is (P11).
 
 use tokio_postgres::Client;
 
@@ -11,36 +11,30 @@ use crate::poll::{Selection, TableFacts, Which};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal};
 
-/// What was asked for. All of it has to hold for a row; what is empty holds for every row.
+/// The conditions on rows. A row has to match all of them; an empty one matches every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RowFilter {
-    /// The row has one of these ids.
     pub ids: Vec<String>,
-    /// It is of one of these aggregates.
     pub aggregates: Vec<String>,
-    /// It was written then or later: a `timestamptz` in Postgres' text form.
+    /// Rows of this time or later: a `timestamptz` in the text form of Postgres.
     pub since: Option<String>,
-    /// It was written before.
     pub until: Option<String>,
-    /// This SQL holds for it.
     pub sql: Option<String>,
 }
 
-/// Why Postgres does not take a condition.
 enum Unfit {
-    /// A value is none of its type.
+    /// A value is not valid for its type.
     Value,
-    /// Something else, in its words.
     Sql(Error),
 }
 
 impl RowFilter {
-    /// The condition on rows of this table. `notes` gets what has to be known to read it.
+    /// The condition on rows of this table. Adds to `notes` what the operator has to know about it.
     ///
-    /// An id that cannot be one in this table finds nothing there, which is no error: another table may have it.
+    /// An id that is not valid for this table matches no row, and is no error: another table may have it.
     ///
     /// # Errors
-    /// [`Kind::Config`] for what does not fit the table, with the flag it is from; what the session gives.
+    /// [`Kind::Config`], with the flag, for a condition that does not fit the table; those of the session.
     pub(super) async fn condition(
         &self,
         client: &Client,
@@ -71,7 +65,7 @@ impl RowFilter {
             plain(sql)?;
             let remedy = "write one SQL condition over the table's columns, such as --where \"status = 'FAILED'\"; types \
                           and functions outside pg_catalog need their schema; --table narrows it to one table";
-            // A bracket that ends ours early fails in one of the two.
+            // A bracket that closes the surrounding one early fails in one of the two forms.
             for nested in [sql.clone(), format!("(array[{sql}])[1]")] {
                 check(client, "--where", remedy, (facts, outbox), &nested).await?;
             }
@@ -80,7 +74,7 @@ impl RowFilter {
         Ok(all.join(" and "))
     }
 
-    /// By the type of the column, so that an index is used; a value it cannot hold is left out.
+    /// Compares by the type of the column, so that an index is used. Leaves out values that are not valid for the type.
     async fn with_id(&self, client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
         let as_text = facts.key.first().is_some_and(|id| id.as_text);
         let id = if as_text { text_of(&outbox.id)? } else { quote_ident(&outbox.id)? };
@@ -114,7 +108,7 @@ impl RowFilter {
         let ends = [(&self.since, ">="), (&self.until, "<")];
         let end = |(end, compared): (&Option<String>, &str)| {
             let end = end.as_deref()?;
-            // The session is in UTC, and so is a timestamp without a zone.
+            // The session is in UTC, so a timestamp without a zone counts as UTC.
             Some(quote_literal(end).map(|end| format!("{column} {compared} {end}::pg_catalog.timestamptz")))
         };
         Ok(ends.into_iter().filter_map(end).collect::<Result<Vec<_>>>()?.join(" and "))
@@ -130,7 +124,7 @@ fn one_of(left: &str, values: &[String]) -> Result<String> {
     Ok(format!("{left} in ({})", values.join(", ")))
 }
 
-/// It goes into the middle of a statement: what ends one, or hides the rest of it, cannot be meant.
+/// Refuses characters that end a statement or hide the rest of it: the condition goes into the middle of one.
 fn plain(sql: &str) -> Result<()> {
     if sql.contains([';', '\0']) || sql.contains("--") || sql.contains("/*") {
         let cause = "--where: a condition has no semicolons, comments and NUL";
@@ -161,7 +155,7 @@ fn told(flag: &str, remedy: &str, facts: &TableFacts, error: &Error) -> Error {
     Error::new(Kind::Config, format_args!("{flag} does not fit table {}: {}", facts.name, error.cause())).remedy(remedy)
 }
 
-/// Has Postgres plan the question: that reads no row.
+/// Has Postgres plan the query, which reads no row.
 async fn plan(
     client: &Client,
     flag: &str,

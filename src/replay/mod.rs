@@ -1,10 +1,10 @@
-//! Rows of the outbox into Kafka once more, because somebody asked for them.
+//! Publishes rows of the outbox once more, on request.
 //!
-//! [`RowFilter`] is what was asked for, as a condition that Postgres has looked at. [`Replay::survey`] reads and routes every
-//! row and sends none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that what was confirmed is
-//! what is sent. Nothing in the database changes, no position is stored and no lease is taken: a relay beside it goes on. So
-//! a replayed event comes after newer ones of its aggregate; the header [`REPLAY_HEADER`](crate::route::REPLAY_HEADER)
-//! tells it from those.
+//! [`RowFilter`] becomes a condition that Postgres has checked. [`Replay::survey`] reads and routes every row and sends
+//! none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that exactly the confirmed rows are
+//! sent. Nothing in the database changes, no position is stored and no lease is taken, so a relay can run meanwhile. A
+//! replayed event therefore arrives after newer ones of its aggregate. It has the header
+//! [`REPLAY_HEADER`](crate::route::REPLAY_HEADER).
 
 mod filter;
 
@@ -37,26 +37,23 @@ use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::parked::may_look;
 
-/// How many rows that cannot be routed are named.
+/// The greatest number of reported rows that cannot be routed.
 const EXAMPLES_MAX: usize = 10;
 
-/// Time between two attempts to enqueue a record that found the producer full.
+/// The pause before a record is offered again to a full producer.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// Time between two reports of the progress.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for records in flight to arrive, where no more are sent because of an error.
+/// The time limit for acks of records in flight after an error.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Rows taken before everything else gets its turn.
+/// The greatest number of rows taken in one turn of the loop.
 const ROWS_PER_TURN: usize = 256;
 
-/// A table that rows are wanted of.
 #[derive(Debug)]
 struct Table<'c> {
-    /// Index of the outbox in the configuration.
+    /// The index of the outbox in the configuration.
     number: usize,
     outbox: &'c OutboxConfig,
     facts: TableFacts,
-    /// Which rows, as SQL.
     condition: String,
 }
 
@@ -68,7 +65,7 @@ impl Table<'_> {
         })
     }
 
-    /// The event of a row, or what is wrong with the row.
+    /// The event of a row, or the fault of the row.
     fn event<'a>(&self, polled: &'a mut Polled, place: Place, row: &PolledRow) -> Result<Event<'a>, String> {
         polled.event(place, self.number, row.values()).map_err(|(column, fault)| {
             let column = self.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
@@ -82,56 +79,45 @@ pub(crate) struct Replay<'c> {
     config: &'c Config,
     reader: Reader,
     tables: Vec<Table<'c>>,
-    /// System identifier and timeline, for the header with the place of an event.
+    /// System identifier and timeline, for the position header.
     origin: (String, u32),
-    /// Where the log was when the rows were read.
+    /// The end of the WAL when the rows were read.
     lsn: Lsn,
-    /// How many rows the survey found.
     total: u64,
     notes: Vec<String>,
 }
 
-/// The rows of all tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Survey {
     pub rows: u64,
-    /// Those of them that cannot be routed.
     pub unroutable: u64,
     pub tables: Vec<Found>,
-    /// The first rows that cannot be routed.
     pub unroutable_rows: Vec<Unroutable>,
 }
 
-/// The rows of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Found {
     pub outbox: String,
     pub rows: u64,
-    /// What they are ordered by, before the id, as SQL.
+    /// The order of the rows before the id, as SQL.
     pub order: Option<String>,
-    /// Id of the first in that order.
+    /// The id of the first row in that order.
     pub first: Option<String>,
-    /// Id of the last.
     pub last: Option<String>,
-    /// The earliest time, where the table has one.
+    /// The earliest time, if the table has a time column.
     pub from: Option<String>,
-    /// The latest time.
     pub to: Option<String>,
-    /// How many go to each topic.
     pub topics: BTreeMap<String, u64>,
 }
 
-/// A row without a way to Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Unroutable {
     pub outbox: String,
-    /// As it is.
     pub id: String,
     pub why: String,
 }
 
 impl Survey {
-    /// The topics of all tables.
     pub(crate) fn topics(&self) -> Vec<&str> {
         let mut topics: Vec<&str> =
             self.tables.iter().flat_map(|found| found.topics.keys().map(String::as_str)).collect();
@@ -158,29 +144,26 @@ fn orderless(table: &str, count: u64) -> Error {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ReplayProgress {
-    /// Rows that were enqueued.
     pub taken: u64,
     pub acked: u64,
-    /// The last row that was acked with all before it: its table and its id.
+    /// The table and id of the last row that is acked together with all rows before it.
     pub up_to: Option<(String, String)>,
 }
 
-/// How the sending of rows or dead letters ended.
+/// The end of sending rows or dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendEnd {
-    /// All are acked.
     All,
-    /// It was told to stop.
     Stopped,
 }
 
-/// The turns of a loop that sends records and takes acks: a stop, the time to report the progress, and the time to offer a
-/// record again.
+/// The turns of a loop that sends records and takes acks. A turn ends with a stop, with the time of a progress report,
+/// or with the time to offer a record again.
 pub(crate) struct Turns {
     stop: StopSignal,
-    /// How long a stop waits for records in flight.
+    /// The time limit for records in flight after a stop.
     grace: Duration,
-    /// Until when records in flight are waited for, where nothing more is to be sent.
+    /// The deadline for records in flight, after the last record was sent.
     leaving: Option<Instant>,
     next_tell: Instant,
 }
@@ -194,23 +177,22 @@ impl Turns {
         self.leaving.is_some()
     }
 
-    /// Nothing more is to be sent; records in flight are waited for at most this long from now.
+    /// Ends the sending: from now on, acks are awaited at most for `time`.
     pub(crate) fn leave_within(&mut self, time: Duration) {
         let until = Instant::now() + time;
         self.leaving = Some(self.leaving.map_or(until, |leaving| leaving.min(until)));
     }
 
-    /// Whether the wait for records in flight is over. `idle`: nothing is in flight.
+    /// Whether the loop has to end: the deadline has passed, or nothing is in flight (`idle`).
     pub(crate) fn has_to_leave(&self, idle: bool) -> bool {
         self.leaving.is_some_and(|until| idle || until <= Instant::now())
     }
 
-    /// Whether nothing at all is to be waited for, not even a clean end.
+    /// Whether the loop ends at once, without an orderly end.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.stop.asked() == Stop::Now
     }
 
-    /// Whether the progress is to be reported now.
     pub(crate) fn is_time_to_tell(&mut self) -> bool {
         let now = Instant::now();
         let is_time = self.next_tell <= now;
@@ -220,7 +202,7 @@ impl Turns {
         is_time
     }
 
-    /// Waits for the next turn. `retry`: a record found its producer full. Safe to cancel.
+    /// Waits for the next turn. With `retry`, a record is to be offered to a full producer again. Safe to cancel.
     pub(crate) async fn next(&mut self, retry: bool) {
         let retry = retry.then(|| Instant::now() + RETRY_INTERVAL);
         let wake = [retry, self.leaving].into_iter().flatten().fold(self.next_tell, Instant::min);
@@ -237,13 +219,12 @@ impl Turns {
 }
 
 impl<'c> Replay<'c> {
-    /// Looks at the tables of `config`, has Postgres look at what is `wanted`, and begins the transaction that all rows are
-    /// read in. From here on the session of `reader` changes nothing: the server sees to that.
+    /// Reads the facts of the tables of `config`, has Postgres check `wanted`, and begins the transaction for all rows.
+    /// From here on the server refuses changes by the session of `reader`.
     ///
     /// # Errors
-    /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
-    /// session gives.
+    /// [`Kind::Config`], with the flag, for a condition that does not fit a table, and where no outbox is a table;
+    /// [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`] and of the session.
     pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &RowFilter) -> Result<Replay<'c>> {
         let client = reader.client();
         let unchanged = client.batch_execute("set default_transaction_read_only = on").await;
@@ -275,12 +256,12 @@ impl<'c> Replay<'c> {
         &self.notes
     }
 
-    /// Reads and routes all rows. `say` is told of each row: the table, how many so far, and of how many.
+    /// Reads and routes all rows. Calls `say` for each row with the table, the number of rows so far, and their total.
     ///
     /// Holds one row, and a count for each topic.
     ///
     /// # Errors
-    /// [`Kind::Config`] where several rows of a table are wanted and nothing tells their order; what the session gives.
+    /// [`Kind::Config`] for several rows of a table without an order; those of the session.
     pub(crate) async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
         let mut survey = Survey::default();
         for table in &self.tables {
@@ -321,15 +302,15 @@ impl<'c> Replay<'c> {
         Ok(survey)
     }
 
-    /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Also tells how far it came, however
-    /// it ended. `say` is told now and then: how far, of how many, and whether Kafka answers.
+    /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Returns the progress also with
+    /// an error. Calls `say` about once a second with the progress, the total, and whether Kafka answers.
     ///
-    /// In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what [`Reader::rows`]
-    /// says. A stop takes no more rows and waits for acks for as long as `shutdown.timeout` says, a second leaves at once.
+    /// Memory holds the records in flight (`kafka.max_in_flight_bytes`) and the rows that [`Reader::rows`] names. A
+    /// stop takes no more rows, and waits for acks at most for `shutdown.timeout`; a second stop ends at once.
     ///
     /// # Errors
-    /// Of the session and the producer; a row that cannot be produced. Nothing behind it is taken, and what was in flight
-    /// may be published.
+    /// Those of the session and the producer; a row that cannot be produced. No later row is taken; rows in flight may
+    /// still be published.
     pub(crate) async fn publish(
         &mut self,
         sink: AnySink,
@@ -337,13 +318,13 @@ impl<'c> Replay<'c> {
         say: &mut dyn FnMut(&ReplayProgress, u64, bool),
     ) -> (ReplayProgress, Result<SendEnd>) {
         let config = self.config;
-        // Nothing is done to the rows.
+        // The rows are not written to.
         let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
-        // Whoever asks for it sees what cannot be delivered.
+        // The command itself reports a row that cannot be delivered.
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
         let setup = Setup { outboxes, delivery, ..Setup::of(config) };
         let producer = sink.handle();
-        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
+        // For the ledger, all rows are one transaction that never ends: nothing is to be confirmed.
         let publisher = Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {
             publisher.set_origin(&self.origin.0, self.origin.1);
             publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error))?;
@@ -376,11 +357,9 @@ impl<'c> Replay<'c> {
     }
 }
 
-/// A row in flight.
 struct RowInFlight {
-    /// Which of the rows it is, from 0.
+    /// The number of the row among all rows, from 0.
     number: u64,
-    /// Index of its table.
     table: usize,
     id: String,
 }
@@ -390,7 +369,7 @@ struct Publishing<'r> {
     tables: &'r [Table<'r>],
     lsn: Lsn,
     total: u64,
-    /// Rows in flight, in their order: as many as may be.
+    /// Rows in flight, in their order. The limits on events in flight bound their number.
     in_flight: VecDeque<RowInFlight>,
     published: ReplayProgress,
     turns: Turns,
@@ -446,7 +425,7 @@ impl Publishing<'_> {
                         if left == 0 || !self.publisher.has_room() {
                             break;
                         }
-                        // What is there already, without waiting.
+                        // Takes a row that is already there, without waiting.
                         tokio::select! {
                             biased;
                             row = rows.next() => {
@@ -475,7 +454,7 @@ impl Publishing<'_> {
         Ok(())
     }
 
-    /// Notes what was acked.
+    /// Records the acks in the progress.
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
         let delivered = self.publisher.write_backs.completed_of(self.publisher.ledger.delivered(), self.lsn);
@@ -494,7 +473,7 @@ fn unreadable(facts: &TableFacts, source: &SourceConfig) -> Error {
     Error::new(Kind::PostgresRefused, cause).remedy(remedy)
 }
 
-/// Which server it is; without the right to ask, nobody's.
+/// The system identifier and timeline of the server. Without the right to read the identifier, it is empty.
 async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
     let source = &config.source;
     let facts = inspect(client, &source.slot, &source.publication, &config.outboxes).await?;
@@ -512,8 +491,8 @@ async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
     }
 }
 
-/// Which rows of these tables are of parked events, where the role may see those: published now, they come twice, and before
-/// what waits of their aggregates. Inside the reader's transaction.
+/// Notes rows whose events are parked, if the role may read that table. Published now, such events arrive twice, and
+/// before other parked events of their aggregates. For use inside the reader's transaction.
 async fn notes_of_parked(reader: &Reader, slot: &SlotName, tables: &[Table<'_>]) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     if !may_look(reader.client()).await? {

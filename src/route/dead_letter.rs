@@ -1,15 +1,15 @@
-//! Dead letters: what goes to their topic in place of a record that cannot be delivered.
+//! Dead letters: the records for the dead-letter topic in place of records that cannot be delivered.
 
 use super::Record;
 use crate::config::SlotName;
 use crate::event::Place;
 
-/// The kind of the fault, in a word.
+/// The class of the failure.
 pub(crate) const CLASS_HEADER: &str = "walrelay-error-class";
 pub(crate) const ERROR_HEADER: &str = "walrelay-error";
 /// The number of attempts, in decimal.
 pub(crate) const ATTEMPTS_HEADER: &str = "walrelay-attempts";
-/// Absent if the row makes no topic.
+/// Absent if the row gives no topic.
 pub(crate) const TOPIC_HEADER: &str = "walrelay-original-topic";
 pub(crate) const SLOT_HEADER: &str = "walrelay-slot";
 /// The table, or the messages, of the event.
@@ -24,16 +24,16 @@ pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// Present if the dead letter omits the value: its bytes, in decimal.
 pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
 
-/// Why there is a dead letter, and of what.
+/// The reason for a dead letter, and its event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reason<'a> {
     pub(crate) slot: &'a SlotName,
-    /// The table, or the messages, as people call it.
+    /// The table's name, or that of the messages.
     pub(crate) outbox: &'a str,
     /// The row's id.
     pub(crate) row: &'a [u8],
     pub(crate) place: Place,
-    /// The kind of the fault, in a word.
+    /// The class of the failure.
     pub(crate) class: &'a str,
     pub(crate) cause: &'a str,
     pub(crate) attempts: u32,
@@ -64,7 +64,7 @@ impl OwnedRecord {
         }
     }
 
-    /// Hands the record to `take`.
+    /// Calls `take` with the record.
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
         let headers: Vec<_> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         take(&Record {
@@ -77,9 +77,9 @@ impl OwnedRecord {
         })
     }
 
-    /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
-    /// empty where the row has none. Its time is when it is produced: one the row chose may be what is wrong with it, or
-    /// so old that the letter would be deleted at once.
+    /// The dead letter of this record: its key, value and headers, and then the headers with the reason. The record's
+    /// topic may be empty, if the row gives none. The time of the dead letter is that of its production. The row's own
+    /// time may be the fault, or so old that retention would delete the dead letter at once.
     #[must_use]
     pub(crate) fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
@@ -104,7 +104,7 @@ impl OwnedRecord {
         self
     }
 
-    /// The same without its value, and a header that says how large that was.
+    /// Removes the value, and adds a header with its size.
     #[must_use]
     pub fn without_value(mut self) -> OwnedRecord {
         if let Some(value) = self.value.take() {

@@ -1,4 +1,4 @@
-//! The router: templates bound to places, the record they make of an event, and the errors.
+//! The router: binds templates to columns and makes the records of events. Its errors.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -31,9 +31,9 @@ pub struct Router {
 struct Headers {
     id: Option<String>,
     position: Option<String>,
-    /// `SYSTEM_IDENTIFIER:TIMELINE:`, and behind it the place of the event that was routed last.
+    /// `SYSTEM_IDENTIFIER:TIMELINE:`, followed by the place of the last routed event.
     position_value: String,
-    /// Length of what is the same for every event.
+    /// The length of the part that is the same for every event.
     origin_bytes: usize,
     named: Vec<(String, Bound)>,
     /// The JSON object whose members are headers.
@@ -41,22 +41,22 @@ struct Headers {
     omit_null: bool,
 }
 
-/// Header of an event that was published before and is again because somebody asked for it. Its value is `1`.
+/// The header of a record that was published again on request. Its value is `1`.
 pub const REPLAY_HEADER: &str = "walrelay-replay";
 
 /// A header's name and value.
 type Header<'s> = (&'s str, Option<&'s [u8]>);
 
-/// A header that may have been put together for this event.
+/// A header whose name or value may be made for one event.
 type MadeHeader<'s> = (Cow<'s, str>, Option<Cow<'s, [u8]>>);
 
-/// A routed event, which lends itself as a [`Record`].
+/// A routed event; [`Routed::with_record`] lends it as a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed<'s> {
     topic: &'s str,
     key: Option<Cow<'s, [u8]>>,
     value: Option<Cow<'s, [u8]>>,
-    /// Those that every event has: most outboxes need no more, and so no allocation.
+    /// The headers of every event. Most outboxes have no others, which saves an allocation.
     fixed: [Header<'s>; 3],
     fixed_count: usize,
     more: Vec<MadeHeader<'s>>,
@@ -66,13 +66,13 @@ pub struct Routed<'s> {
 }
 
 impl Routed<'_> {
-    /// The name of a header that the row has and the record has not, because such names are walrelay's own: a row could
-    /// say with it that it is a replay, or settles a dead letter, or was published before.
+    /// The name of a reserved header in the row, which the record omits. With such a header, a row could claim to be a
+    /// replay, to resolve a dead letter, or to be published already.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
 
-    /// Hands the record to `take`, as often as it is called.
+    /// Calls `take` with the record.
     #[inline]
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
         let (topic, key, value) = (self.topic, self.key.as_deref(), self.value.as_deref());
@@ -88,10 +88,10 @@ impl Routed<'_> {
 }
 
 impl Router {
-    /// Routes events of `outbox` by its rules.
+    /// A router for the events of `outbox`.
     ///
     /// # Errors
-    /// A template needs a column that `outbox` does not list as needed.
+    /// A template uses a column that is not among the needed columns of `outbox`.
     pub fn new(outbox: &OutboxConfig) -> Result<Self, UnknownColumn> {
         let config = &outbox.route;
         let bind = |template: &Template| template.bind(|column| outbox.index_of(column));
@@ -128,16 +128,16 @@ impl Router {
         })
     }
 
-    /// Events come from this server and timeline from here on.
+    /// Sets the server and timeline of the following events.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
         self.headers.position_value = format!("{system_identifier}:{timeline}:");
         self.headers.origin_bytes = self.headers.position_value.len();
     }
 
-    /// The record of `event`. By default it allocates nothing for an aggregate type that came before.
+    /// The record of `event`. With the default templates, an aggregate type that is already known causes no allocation.
     ///
     /// # Errors
-    /// [`RouteError`]: there is no topic, Kafka does not take it, or a value does not fit its template.
+    /// [`RouteError`]: the event has no topic, Kafka does not allow the topic, or a value does not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
         self.headers.set_place(event.place);
@@ -190,7 +190,7 @@ impl Router {
         })
     }
 
-    /// What is known of an event that cannot be routed: its key, if it has one, and for a value the needed columns as a
+    /// The known parts of an event that cannot be routed: its key, if it has one, and as value the needed columns as a
     /// JSON object of texts. The topic is empty.
     pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
         let key = self.key.as_ref().and_then(|bound| bound.render(&event.row).ok().flatten());
@@ -210,7 +210,7 @@ impl Router {
         }
     }
 
-    /// The number of the event's topic, which has not been met before.
+    /// The number of a topic that is not known yet.
     #[cold]
     fn topic(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
         let bound = &self.topics.bound;
@@ -243,7 +243,7 @@ impl Router {
 }
 
 impl Headers {
-    /// Puts the place of an event into the header with its position.
+    /// Writes the place of an event into the position header.
     #[inline]
     fn set_place(&mut self, place: Place) {
         if self.position.is_some() {
@@ -287,7 +287,7 @@ impl Headers {
     }
 }
 
-/// The number that `read` finds in the column; `None` where it is NULL or there is none.
+/// The number that `read` finds in the column; `None` for NULL, or without a column.
 fn number(
     column: Option<&Bound>,
     row: &Row<'_>,
@@ -310,17 +310,17 @@ const INT8: u32 = 20;
 /// librdkafka's limit, `RD_KAFKAP_PARTITIONS_MAX`.
 const PARTITIONS_MAX: i64 = 100_000;
 
-/// The partition in this place.
+/// The partition in the column at `place`.
 fn partition_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let number: i64 = std::str::from_utf8(row.get(place)?).ok()?.parse().ok()?;
     (0..PARTITIONS_MAX).contains(&number).then_some(number)
 }
 
-/// The time in this place in milliseconds since the Unix epoch: a `bigint` as it is, anything else as a timestamp.
+/// The time in the column at `place`, in Unix milliseconds: a `bigint` unchanged, any other type as a timestamp.
 fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let text = std::str::from_utf8(row.get(place)?).ok()?;
     let ms = if row.type_oid(place) == INT8 { text.parse().ok()? } else { timestamp(text)?.as_millisecond() };
-    // Kafka knows no time before 1970.
+    // Kafka has no times before 1970.
     (ms >= 0).then_some(ms)
 }
 
@@ -345,12 +345,12 @@ pub struct RouteError {
     pub problem: RouteProblem,
 }
 
-/// The part of the remedy that all errors share.
+/// The shared part of all remedies.
 const CORRECT: &str = "If the template or its column is not the one that was meant, correct the configuration; default('…') \
                        gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
 
 impl RouteError {
-    /// What an operator reads: what happened, on which slot, and what to do.
+    /// The error for an operator, with slot and remedy.
     pub fn into_error(self, slot: &SlotName) -> Error {
         Error::new(Kind::Event, self.problem)
             .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
@@ -361,7 +361,7 @@ impl RouteError {
             ))
     }
 
-    /// The same of a row that is not in the stream, and whose place is not known.
+    /// The error for a row that is read from the table, and has no place.
     pub fn of_sample(self) -> Error {
         Error::new(Kind::Event, self.problem)
             .of_row(self.id)
@@ -377,18 +377,18 @@ const BYTEA: u32 = 17;
 enum Value {
     One(Bound),
     Envelope {
-        /// A member's name as JSON with its colon, and its template.
+        /// The name of a member as JSON, with its colon; and its template.
         members: Vec<(String, Bound)>,
-        /// The column that, where it is NULL, makes a tombstone.
+        /// The column whose NULL makes a tombstone.
         tombstone: Option<Bound>,
     },
 }
 
 impl Value {
-    /// The value of a row; `None` is a tombstone. A column as it stands is not copied.
+    /// The value of a row; `None` is a tombstone. A value that is one unchanged column is not copied.
     ///
     /// # Errors
-    /// The template that a value does not fit.
+    /// A value does not fit its template.
     #[inline]
     fn render<'s>(&'s self, row: &'s Row<'s>) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
         match self {
@@ -419,7 +419,7 @@ impl Value {
 /// Kafka's limit, so that a partition's directory and its suffixes fit a file name.
 const TOPIC_BYTES_MAX: usize = 249;
 
-/// Why a name cannot be a topic's.
+/// The reason why a name is not a valid topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TopicProblem {
     #[error("is empty")]
@@ -454,20 +454,20 @@ fn checked(name: &[u8]) -> Result<&str, TopicProblem> {
     }
 }
 
-/// How many topics are kept ready. Beyond it all are forgotten and made again as they come: what makes them comes from
-/// rows, and rows must not be able to grow memory (P4, P11). Far more topics than an outbox should have.
+/// The greatest number of known topics. At this number all are forgotten and learned again: topics come from rows, and
+/// rows must not grow memory (P4, P11). Far more than the topics of one outbox.
 const TOPICS_MAX: usize = 1024;
 
-/// Topics by what makes them: the one column of the template, or the topic itself where there are several.
+/// Topics by the value of the template's only column, or by the topic itself if the template has several columns.
 #[derive(Debug)]
 struct Topics {
     bound: Bound,
-    /// The one place that makes the topic, if it is one.
+    /// The only column of the template, if it has one.
     selector: Option<usize>,
     reserved: Vec<String>,
     topics: Vec<String>,
     known: HashMap<Box<[u8]>, usize>,
-    /// The one that NULL makes.
+    /// The topic that NULL makes.
     of_null: Option<usize>,
 }
 
@@ -479,7 +479,7 @@ impl Topics {
         Topics { bound, selector, reserved, topics: Vec::new(), known: HashMap::new(), of_null: None }
     }
 
-    /// Which topic this makes, if it came before; `None` is NULL.
+    /// The number of the topic that this text makes, if it is known; `None` is NULL.
     #[inline]
     fn find(&self, made_of: Option<&[u8]>) -> Option<usize> {
         match made_of {
@@ -488,13 +488,12 @@ impl Topics {
         }
     }
 
-    /// The topic with this number.
     #[inline]
     fn name(&self, number: usize) -> &str {
         self.topics.get(number).map_or("", String::as_str)
     }
 
-    /// Keeps `topic`, which is made of `made_of`, if Kafka takes it.
+    /// Adds `topic`, made of `made_of`, if Kafka allows it.
     #[cold]
     fn learn(&mut self, made_of: Option<&[u8]>, topic: &[u8]) -> Result<usize, TopicProblem> {
         let topic = checked(topic)?;
@@ -541,7 +540,7 @@ mod tests {
         Some(r#"{"traceparent": "00-ab", "n": 1}"#),
     ];
 
-    /// What became of a row: topic, key, value, headers.
+    /// The record of a row: topic, key, value, headers.
     type Outcome = (String, Option<String>, Option<String>, Vec<(String, Option<String>)>);
 
     struct Routes {
@@ -800,7 +799,7 @@ mod tests {
     fn headers_from_a_row_leave_out_names_reserved_for_walrelay() {
         let mut routes = Routes::new(|route| {
             route.headers_from = Some(template("{metadata}"));
-            // What is not there by name is not to be had that way.
+            // A reserved header cannot come from a member, even if it is not configured.
             route.position_header = None;
         });
         let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1", "walrelay-settled": "replayed",

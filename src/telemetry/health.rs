@@ -1,7 +1,7 @@
-//! Readiness of the relay. Pure: computed for an instant from what the relay has reported (P9).
+//! Readiness of the relay (P9). Does no I/O: it is computed for an instant, from the reports of the relay.
 //!
-//! *Ready* means: connected to both ends, heard from lately, and either nothing is in flight or something was acked or
-//! confirmed within `ready_within`. A relay that holds events and delivers none of them is not ready.
+//! *Ready* means: both ends are connected, and the relay has reported lately. Further, nothing is in flight, or there
+//! was an ack or a confirmed LSN within `ready_within`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use super::Side;
 use crate::config::unit::human_bytes;
 
-/// After so long without work, the refusal of a record or a dead letter is over: its row is gone from the table.
+/// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
 
-/// Why the relay is not ready. `Display` is one line for people.
+/// The reason why the relay is not ready. `Display` is one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotReady {
     /// The relay has not been connected to both ends yet.
@@ -24,11 +24,11 @@ pub enum NotReady {
     Disconnected(Side),
     /// Events are in flight, and nothing was acked or confirmed for this long.
     Stalled(Duration),
-    /// The slot keeps more WAL than it may: the bytes it keeps, and those it may keep.
+    /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
     OverBudget(u64, u64),
-    /// This topic refuses dead letters, and all events behind them wait.
+    /// This topic refuses dead letters, which blocks all later events.
     DeadLettersRefused(String),
-    /// This topic refuses records, and all events wait.
+    /// This topic refuses records, which blocks all events.
     TopicRefused(String),
     /// The relay's loop has reported nothing for this long.
     Silent(Duration),
@@ -84,19 +84,17 @@ impl fmt::Display for NotReady {
     }
 }
 
-/// The reports of the relay.
 #[derive(Debug, Default)]
 struct Health {
     ready_within: Duration,
     connected: [bool; 2],
     was_connected: bool,
-    /// Since when there has been something to do without progress; `None` while idle.
+    /// Since when there is work without progress; `None` while idle.
     waiting_since: Option<Instant>,
     heard_at: Option<Instant>,
     over_budget: Option<(u64, u64)>,
     dead_letters_refused: Option<String>,
     topic_refused: Option<String>,
-    /// Since when there is nothing to do.
     idle_since: Option<Instant>,
     standing_by: Option<String>,
     stopping: bool,
@@ -118,7 +116,7 @@ impl Health {
         }
     }
 
-    /// Why the relay is not ready at the instant `now`; `None` where it is ready.
+    /// The reason why the relay is not ready at the instant `now`; `None` if it is ready.
     fn not_ready(&self, now: Instant) -> Option<NotReady> {
         if let Some(cause) = &self.halted {
             return Some(NotReady::Halted(cause.clone()));
@@ -157,30 +155,30 @@ impl Health {
     }
 }
 
-/// What the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
+/// The health of a relay, which the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
 #[derive(Debug, Clone)]
 pub struct HealthHandle(Arc<Mutex<Health>>);
 
 impl HealthHandle {
-    /// Nothing is known yet: not ready.
+    /// A health without reports: not ready.
     pub fn new(ready_within: Duration) -> Self {
         HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
     }
 
-    /// How often the relay has to report at least, so that it does not pass for silent.
+    /// The longest time between two reports of a relay that is not silent.
     pub fn report_every(&self) -> Duration {
         self.health().ready_within / 3
     }
 
-    /// One turn of the relay's loop: whether events are in flight or wait to be sent, and whether anything was acked or
-    /// confirmed since the last report.
+    /// A report of the relay's loop: whether there is work, and whether there was an ack or a confirmed LSN since the
+    /// last.
     ///
-    /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
+    /// Call it at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
     pub fn report(&self, something_to_do: bool, progressed: bool) {
         self.health().report(Instant::now(), something_to_do, progressed);
     }
 
-    /// An end was reached or lost.
+    /// An end was connected or lost.
     pub fn connection(&self, side: Side, up: bool) {
         let mut health = self.health();
         let [postgres, kafka] = &mut health.connected;
@@ -191,7 +189,7 @@ impl HealthHandle {
         health.was_connected |= health.connected == [true; 2];
     }
 
-    /// The bytes of WAL that the slot keeps and those it may keep; `None` where it keeps no more than it may.
+    /// The bytes of WAL that the slot retains, and the allowed bytes; `None` within the budget.
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
         self.health().over_budget = bytes;
     }
@@ -203,14 +201,14 @@ impl HealthHandle {
         health.idle_since = None;
     }
 
-    /// The topic that refuses records while all events wait; `None` once it has taken one, or its events are given up.
+    /// The topic that refuses records and so blocks all events; `None` once it takes one, or its events are given up.
     pub fn topic_refused(&self, topic: Option<String>) {
         let mut health = self.health();
         health.topic_refused = topic;
         health.idle_since = None;
     }
 
-    /// The relay that works while this one waits; `None` while this one works or tries to.
+    /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
         self.health().standing_by = holder;
     }
@@ -220,18 +218,18 @@ impl HealthHandle {
         self.health().stopping = true;
     }
 
-    /// The relay stopped for good. Every client can read `cause`: it holds no payload and no secret.
+    /// The relay stopped, and an operator has to act. HTTP shows `cause`, which must hold no payload and no secret.
     pub fn halted(&self, cause: &str) {
         self.health().halted = Some(cause.to_owned());
     }
 
-    /// Why the relay is not ready now; `None` where it is ready.
+    /// The reason why the relay is not ready now; `None` if it is ready.
     pub fn not_ready(&self) -> Option<NotReady> {
         self.health().not_ready(Instant::now())
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        // A panic elsewhere leaves at worst one of several assignments undone, and the next report does it again.
+        // A panic elsewhere can leave one of several assignments undone. The next report repeats it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -273,7 +271,7 @@ mod tests {
         let at = |second| start + Duration::from_secs(second);
         let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
         health.dead_letters_refused(Some("dead".to_owned()));
-        // Between two tries there is nothing to do for a moment.
+        // Between two attempts there is no work for a moment.
         for second in 0..60 {
             health.health().report(at(second), second % 10 == 0, true);
             assert_eq!(reason(&health, at(second)), refused());

@@ -1,7 +1,7 @@
 //! Logs on standard error: text or JSON, UTC, one line per event whatever the values hold (P11, log injection).
 //!
-//! Values that came from outside are logged with `?value`, whose `Debug` escapes them. That is a habit, so the text
-//! format does not rely on it: it escapes control characters in every value, and cuts values that are too long.
+//! Values from outside are logged with `?value`, whose `Debug` escapes them. The text format does not rely on that: it
+//! escapes control characters in every value, and cuts long values.
 
 use std::fmt::{self, Write};
 use std::io::IsTerminal as _;
@@ -22,8 +22,8 @@ const VALUE_BYTES_MAX: usize = 4096;
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
 /// `walrelay=debug,rdkafka=warn`. Colours only on a terminal.
 ///
-/// A line that cannot be written, for nobody reads it any more or the disk is full, is lost, and nothing else happens: a report
-/// of that would go the same way, and a panic with it would end the relay.
+/// A line that cannot be written is lost, because standard error is closed or the disk is full. The loss is not
+/// reported: the report would be lost too, and a panic would end the relay.
 ///
 /// # Errors
 /// [`Kind::Config`] where `filter` cannot be read; [`Kind::Bug`] where logging was started before.
@@ -66,7 +66,7 @@ where
     let fields = debug_fn(|writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
         match field.name() {
             "message" => {}
-            // What the `log` bridge adds about where librdkafka's own lines come from.
+            // Added by the `log` bridge: the origin of librdkafka's lines.
             name if name.starts_with("log.") => return Ok(()),
             name => write!(writer, "{}=", name.trim_start_matches("r#"))?,
         }

@@ -1,11 +1,10 @@
-//! What is counted. Everything the relay touches per event is one plain atomic, held by name: no label is looked up on
-//! the way, and callers may add a batch at a time.
+//! The metrics of a relay. A metric that changes with each event is one plain atomic in a named field, without a label
+//! lookup. Callers may add a batch at a time.
 //!
-//! The table `metrics!` has all metrics that are counted, [`Metrics::new`] those that are computed. Dashboards and alerts
-//! are written against the names, so none is ever renamed. As exposed they begin with `walrelay_`, and counters end in
-//! `_total`.
+//! The table `metrics!` has the counted metrics, [`Metrics::new`] the computed ones. Names are never renamed:
+//! dashboards and alerts use them. Exposed names begin with `walrelay_`, and counters end in `_total`.
 //!
-//! Labels have fixed values only. No topic, aggregate or key is ever one: a row could make as many as it likes.
+//! Labels have fixed values only, never a topic, aggregate or key: rows could create any number of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,11 +27,11 @@ use crate::decode::Other;
 use crate::error::Kind;
 use crate::position::Lsn;
 
-/// Upper bounds of the histograms, in seconds: fine where a healthy relay is, coarse where it is not.
+/// Upper bounds of the histograms, in seconds. They are fine in the range of a healthy relay.
 const SECONDS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
-/// No commit time: nothing is unacked.
+/// Instead of a commit time: all events are acked.
 const NO_COMMIT_TIME: i64 = i64::MIN;
 
 /// Metrics that differ by one label: its name and its value.
@@ -54,7 +53,6 @@ macro_rules! metrics {
         }
 
         impl Registering {
-            /// The metrics of the table, all at zero.
             fn metrics(&mut self) -> Metrics {
                 Metrics {
                     $($name: self.$make(stringify!($name), $help),)*
@@ -113,17 +111,17 @@ metrics! {
     errors: ByLabel<String, Counter> = plain, "Errors by kind, healed or not";
 }
 
-/// A position in the log; left out while none is set.
+/// An LSN; not exposed before it is set.
 #[derive(Debug, Clone, Default)]
 pub struct LsnGauge(Arc<AtomicU64>);
 
 impl LsnGauge {
-    /// Sets the position.
+    /// Sets the LSN.
     pub fn set(&self, lsn: Lsn) {
         self.0.store(lsn.as_u64(), Ordering::Relaxed);
     }
 
-    /// The position as a number of bytes; `None` before one is set.
+    /// The LSN as a number of bytes; `None` before it is set.
     fn bytes(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
     }
@@ -143,7 +141,7 @@ impl EncodeMetric for LsnGauge {
     }
 }
 
-/// A gauge that is computed when somebody looks. What is not known yet is left out rather than shown as 0.
+/// A gauge that is computed at each scrape. An unknown value is not exposed.
 #[derive(Debug)]
 struct Computed<N> {
     of: Metrics,
@@ -164,7 +162,6 @@ impl<N: EncodeGaugeValue> EncodeMetric for Computed<N> {
     }
 }
 
-/// The registry while metrics are put into it.
 struct Registering(Registry);
 
 impl Registering {
@@ -194,7 +191,7 @@ impl Registering {
         self.by_label(name, help, OPERATION, &operations.map(operation))
     }
 
-    /// All of `values` are exposed from the start.
+    /// Exposes all of `values` from the start.
     fn by_label<M: Metric + Clone + Default + TypedMetric>(
         &mut self,
         name: &str,
@@ -227,7 +224,7 @@ const OPERATION: &str = "op";
 const REASON: &str = "reason";
 
 impl Metrics {
-    /// All at zero.
+    /// All metrics, at zero.
     pub fn new() -> Self {
         let mut all = Registering(Registry::with_prefix("walrelay"));
         let mut metrics = all.metrics();
@@ -243,72 +240,72 @@ impl Metrics {
         metrics
     }
 
-    /// The text a scraper reads, in the OpenMetrics format.
+    /// The metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// Only where memory for the text cannot be had; nothing is shown by halves.
+    /// Only without memory for the text; the result is never partial.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
     }
 
-    /// A Kafka transaction of so many events was committed, which took so long.
+    /// Counts a committed Kafka transaction, its events and the time of its commit.
     pub fn transaction(&self, events: u64, took: Duration) {
         self.committed_transactions.inc();
         self.committed_events.inc_by(events);
         self.transaction_commit_seconds.observe(took.as_secs_f64());
     }
 
-    /// One more failed attempt that is repeated after a pause.
+    /// Counts a failed attempt that is repeated after a back-off.
     pub fn retry(&self, side: Side) {
         self.retries.get_or_create(&[(SIDE, side.name())]).inc();
     }
 
-    /// One more connection made after the first.
+    /// Counts a connection after the first one.
     pub fn reconnect(&self, side: Side) {
         self.reconnects.get_or_create(&[(SIDE, side.name())]).inc();
     }
 
-    /// Whether an end is connected.
+    /// Sets whether an end is connected.
     pub fn connection(&self, side: Side, up: bool) {
         self.connection_state.get_or_create(&[(SIDE, side.name())]).set(i64::from(up));
     }
 
-    /// Why no event is taken in now, if none is.
+    /// Sets the reason for which intake is closed; `None` if it is open.
     pub fn intake_closed(&self, why: Option<IntakeClosed>) {
         for reason in IntakeClosed::ALL {
             self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(reason)));
         }
     }
 
-    /// Further messages that carry no event. Not for the path of every message.
+    /// Counts messages without an event. Not for the path of every message.
     pub fn ignored(&self, other: Other, messages: u64) {
         self.ignored_messages.get_or_create(&[(OPERATION, operation(other))]).inc_by(messages);
     }
 
-    /// One more error, whatever became of it. Not for the path of every event.
+    /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
         self.errors.get_or_create(&[("kind", snake_case(&format!("{kind:?}")))]).inc();
     }
 
-    /// Commit time of the oldest event not acked, in microseconds since the Unix epoch; `None` when there is none.
+    /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
     pub fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
         self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
     }
 
-    /// Bytes of WAL from what is confirmed to the server's end; `None` before both are known.
+    /// Bytes of WAL from the confirmed LSN to the server's end; `None` before both are known.
     pub fn lag_bytes(&self) -> Option<u64> {
         self.server_wal_end()?.checked_sub(self.confirmed_lsn.bytes()?).or(Some(0))
     }
 
-    /// Bytes of WAL the slot keeps; `None` before both ends of it are known.
+    /// Bytes of WAL that the slot retains; `None` before both ends are known.
     pub fn retained_wal_bytes(&self) -> Option<u64> {
         self.server_wal_end()?.checked_sub(self.slot_restart_lsn.bytes()?).or(Some(0))
     }
 
-    /// Seconds since the commit of the oldest unacked event at `now_us` (microseconds since the Unix epoch); 0 when
-    /// everything is acked.
+    /// Seconds from the commit of the oldest event that is not acked to `now_us` (Unix microseconds); 0 if all are
+    /// acked.
     pub fn lag_seconds(&self, now_us: i64) -> f64 {
         match self.oldest_unacked_commit_us.load(Ordering::Relaxed) {
             NO_COMMIT_TIME => 0.0,
@@ -316,12 +313,12 @@ impl Metrics {
         }
     }
 
-    /// One event was acked at `now_us`, committed at `committed_at_us` (both microseconds since the Unix epoch).
+    /// Records the ack at `now_us` of an event that was committed at `committed_at_us`; both are Unix microseconds.
     pub fn observe_commit_to_ack(&self, committed_at_us: i64, now_us: i64) {
         self.commit_to_ack_seconds.observe(micros_to_seconds(now_us.saturating_sub(committed_at_us).max(0)));
     }
 
-    /// The server's end of WAL, which lies nowhere below what was received from it.
+    /// The server's end of WAL, at least the received LSN.
     fn server_wal_end(&self) -> Option<u64> {
         self.server_wal_end_lsn.bytes().max(self.received_lsn.bytes())
     }

@@ -1,7 +1,7 @@
-//! Logs, metrics and health: what an operator sees of a running relay.
+//! Logs, metrics and health of a running relay.
 //!
-//! The relay reports to [`Metrics`] and [`HealthHandle`]; nothing here waits for the relay, so the page of a stalled
-//! relay still answers.
+//! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its pages answer while
+//! it is stalled.
 
 pub mod health;
 pub mod http;
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
 
-/// One of the two ends the relay is connected to.
+/// One of the two ends that the relay connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The source.
@@ -23,10 +23,10 @@ pub enum Side {
 }
 
 impl Side {
-    /// Both, in the order of their metrics.
+    /// Both ends, in the order of their metrics.
     pub const ALL: [Side; 2] = [Side::Postgres, Side::Kafka];
 
-    /// The label's value, and the word in a sentence.
+    /// The value of the label, also for use in a sentence.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Postgres => "postgres",
@@ -35,12 +35,12 @@ impl Side {
     }
 }
 
-/// Why the relay takes in no event.
+/// The reason for which intake is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IntakeClosed {
-    /// The tail of a topic has to be read first: it says whether the event was published before a crash.
+    /// The tail of a topic has to be read first: it shows whether the event was published before a crash.
     TopicTail,
-    /// A record that the broker may refuse travels alone, or waits for that.
+    /// An isolated record is in flight, or the next record is to be isolated.
     IsolatedRecord,
     /// A dead letter that was refused before is in flight.
     DeadLetter,
@@ -50,16 +50,16 @@ pub enum IntakeClosed {
     InFlightEvents,
     /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
     InFlightBytes,
-    /// As many delivered events as may be in flight wait to be marked, deleted or parked.
+    /// As many delivered events as may be in flight are still to be marked, deleted or parked.
     WriteBack,
-    /// As many bytes of events as may be in flight wait to be written to `walrelay.parked`.
+    /// As many bytes of events as may be in flight are still to be written to `walrelay.parked`.
     ParkedBytes,
-    /// The Kafka transaction is full or old enough, and waits for its acks and its commit.
+    /// The Kafka transaction is full or old enough; its acks and its commit are outstanding.
     Transaction,
 }
 
 impl IntakeClosed {
-    /// All reasons, in the order in which they count where several hold.
+    /// All reasons, in the order of their precedence.
     pub const ALL: [IntakeClosed; 9] = [
         IntakeClosed::TopicTail,
         IntakeClosed::IsolatedRecord,
@@ -93,23 +93,23 @@ impl IntakeClosed {
 pub struct Telemetry {
     /// Counters and gauges.
     pub metrics: Metrics,
-    /// What readiness is computed from.
+    /// The reports for readiness.
     pub health: HealthHandle,
 }
 
 impl Telemetry {
-    /// Fresh metrics, and a health that is not ready until it is told otherwise.
+    /// New metrics, and a health that is not ready until the relay reports.
     pub fn new(ready_within: Duration) -> Self {
         Telemetry { metrics: Metrics::new(), health: HealthHandle::new(ready_within) }
     }
 
-    /// The relay that works while this one waits; `None` while this one works or tries to.
+    /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
         self.metrics.standing_by.set(i64::from(holder.is_some()));
         self.health.standing_by(holder);
     }
 
-    /// One end was connected or lost.
+    /// An end was connected or lost.
     pub fn connected(&self, side: Side, up: bool) {
         self.metrics.connection(side, up);
         self.health.connection(side, up);

@@ -46,7 +46,7 @@ pub struct Swept {
     pub found: u64,
     /// Deleted rows.
     pub deleted: u64,
-    /// The last time among them, as text: the next batch begins there.
+    /// The latest time among the found rows, as text: the next batch begins there.
     pub last: Option<String>,
 }
 
@@ -60,12 +60,12 @@ pub struct Counted {
 }
 
 impl Sweeper {
-    /// Reads the description of an outbox's table; none for an outbox of messages. Changes nothing but settings of the session,
-    /// which is [`bound`].
+    /// Reads the description of an outbox's table; none for an outbox of messages. Changes only settings of the
+    /// session.
     ///
     /// # Errors
-    /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those of
-    /// the connection.
+    /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those
+    /// of the connection.
     pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
         let Some(name) = outbox.source.table() else { return Ok(None) };
         const DOING: &str = "preparing to delete rows by their places";
@@ -97,7 +97,7 @@ impl Sweeper {
             "select count(*) filter (where {condition}), count(*) filter (where {condition} is not true) \
              from {table} where {is_old}"
         );
-        // As long as it takes: it holds no locks that matter to anybody.
+        // No time limit: the statement blocks neither reads nor writes.
         let row = self.unbounded(client, &doing, &sql).await?;
         let number = |column: usize| row.try_get::<_, i64>(column).map(i64::unsigned_abs).unwrap_or_default();
         Ok(Counted { published: number(0), unpublished: number(1) })
@@ -113,7 +113,7 @@ impl Sweeper {
         row.map_err(explain)
     }
 
-    /// The cause where the server refused, and the session can be used further.
+    /// The cause, if the server refused the statement and the session can still be used. Any other failure is an error.
     fn refusal(&self, doing: &str, done: Result<(), QueryError>) -> Result<Option<String>> {
         match done {
             Ok(()) => Ok(None),
@@ -150,15 +150,15 @@ impl Sweeper {
     }
 }
 
-/// Deletes one batch of up to `batch_rows` rows that are published and older than the retention, oldest first, in a
-/// transaction of its own; begins at the time `after`, which is the last batch's. There is more while as many were found.
+/// Deletes up to `batch_rows` rows that are published and older than the retention, oldest first, in one transaction.
+/// It begins at `after`, the latest time of the previous batch. If it finds `batch_rows` rows, there may be more.
 ///
-/// Locked rows are left for a later batch. For a session that is [`bound`]. `published` must be that of this table on this server.
+/// Leaves locked rows for a later batch. The session must be [`bound`], and `published` that of this table and server.
 ///
 /// # Errors
-/// [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the `GRANT`; [`Kind::Config`] for an
-/// invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows; [`Kind::PostgresUnreachable`] where another
-/// session locks the whole table; those of the connection.
+/// [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the `GRANT`;
+/// [`Kind::Config`] for an invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows;
+/// [`Kind::PostgresUnreachable`] where another session locks the whole table; those of the connection.
 pub async fn sweep(
     client: &Client,
     sweeper: &Sweeper,
@@ -414,7 +414,8 @@ impl Basis {
                     also.join(",")
                 );
                 Ok(match &published.floor {
-                    // A row that does not tell its transaction may be from before, and was updated since.
+                    // A row whose column is NULL may be older than the floor, and updated since: it does not count as
+                    // published.
                     Some(floor) => {
                         let floor = quote_literal(&floor.to_string())?;
                         format!("(({seen}) and not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))")
@@ -433,8 +434,8 @@ impl Basis {
     }
 }
 
-/// `xmin` has the lower half of an id. The greatest assigned id with this half is the row's or a later one. So a row can pass for
-/// younger than it is, never for older. A savepoint's id is greater than its transaction's, which errs to the same side.
+/// `xmin` has the lower half of an id. The greatest assigned id with this half is the row's or a later one, and a
+/// savepoint's id is greater than its transaction's. So a row can appear newer than it is, never older.
 fn by_xmin(published: &Published) -> String {
     // A separate query, which Postgres evaluates once and not for each row.
     const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";

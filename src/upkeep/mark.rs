@@ -126,13 +126,13 @@ struct Outcome<'a> {
 }
 
 impl Marker {
-    /// [`Marker::connect`] as a relay of this configuration does.
+    /// Opens a marker for the outboxes of this configuration; see [`Marker::connect`].
     pub async fn of(config: &Config) -> Result<Option<Marker>> {
         let source = &config.source;
         Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
     }
 
-    /// The same for a caller with other rows to write: it has a short lock timeout, and makes one attempt.
+    /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and there is one attempt.
     pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
         let Some(marker) = Marker::of(config).await? else { return Ok(None) };
@@ -144,14 +144,13 @@ impl Marker {
 
     /// Opens the session and prepares the statements; none where no outbox is written to.
     ///
-    /// Nothing is changed, no trigger fires. Statements, columns and privileges are checked. The session looks names up in
+    /// Checks statements, columns and privileges. Changes nothing, and no trigger fires. The session looks names up in
     /// `pg_catalog` alone, so functions of the operator's own need their schema in `outbox.mark`.
     ///
     /// # Errors
-    /// [`Kind::Config`] for an `outbox.mark` Postgres does not take, and for one that would move rows to another partition,
-    /// which publishes them again; [`Kind::PostgresRefused`] with the `GRANT` for a missing privilege;
-    /// [`Kind::Publication`] for a table or an id column that is not there, and for a publication that keeps rows from being
-    /// written to; and what connecting gives.
+    /// [`Kind::Config`] for an `outbox.mark` that Postgres rejects, or that would move rows to another partition and so
+    /// publish them again; [`Kind::PostgresRefused`] with the `GRANT` for a missing privilege; [`Kind::Publication`]
+    /// for a missing table or id column, and for a publication that prevents writes to rows; those of connecting.
     pub async fn connect(
         database: &ConnInfo,
         slot: &SlotName,
@@ -178,16 +177,17 @@ impl Marker {
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
     ///
-    /// Durable when it returns, whatever `synchronous_commit` is. Missing rows are no error, nor are rows of outboxes without writes.
-    /// A row whose key or id has changed since is not written. A transaction that locks block is tried again for some twenty seconds
-    /// at most, or not at all by [`Marker::impatient`]. After an error nothing was written, unless the connection broke during the
-    /// commit; a repetition is safe as far as the assignments are. Safe to cancel: the next call, or the server after a minute, ends
-    /// a transaction that was left open.
+    /// Durable when it returns, whatever `synchronous_commit` is. Missing rows are no error, nor are rows of outboxes
+    /// without writes. A row whose key or id has changed since is not written. A transaction that locks of other
+    /// sessions block is tried again for at most some twenty seconds; [`Marker::impatient`] does not try again. After
+    /// an error nothing was written, unless the connection broke during the commit; a repetition is safe as far as the
+    /// assignments are. Safe to cancel: the next call, or the server after a minute, ends a transaction that was left
+    /// open.
     ///
     /// # Errors
     /// [`Kind::PostgresUnreachable`] where other sessions kept their locks, and for a lost connection: connect again.
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
-    /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
+    /// [`Kind::Config`] where a constraint or trigger of the table rejects the mark.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
         let parts = self.parts(batch);
         let moves = !batch.parked.is_empty() || !batch.unparked.is_empty() || !batch.failed_again.is_empty();
@@ -376,7 +376,7 @@ impl Marker {
     }
 
     async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
-        // Whatever role, database and server prefer, and whatever session a pooler gives us.
+        // Overrides the settings of role, database and server, and of a session from a pooler.
         const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
         let client = self.session.client();
         bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN)).await?;
@@ -484,7 +484,7 @@ where
         Poll::Ready(Ok(()))
     })
     .await?;
-    // The server answers in their order.
+    // The server answers in the order of the statements.
     for answer in sent {
         answer.await?;
     }

@@ -7,8 +7,8 @@
 //! | `writer` | the statements for marks and deletes |
 //! | [`parked`] | the table of parked events |
 //!
-//! None of it comes back as an event: updates and deletes are no events, whether the publication publishes them or not. The
-//! one update that would, one that moves a row to another partition, is refused at start.
+//! None of these writes becomes an event: updates and deletes are no events, even if the publication publishes them.
+//! Only an update that moves a row to another partition would become one; it is refused at start.
 
 pub mod cleanup;
 pub mod mark;
@@ -31,8 +31,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Sets lock and statement timeouts for a session of upkeep, so that it neither waits long for other sessions nor blocks
-/// them for long.
+/// Sets lock and statement timeouts, so that upkeep neither waits long for other sessions nor blocks them for long.
 pub async fn bound(client: &Client) -> Result<()> {
     const DOING: &str = "bounding statements";
     let bounds = format!(

@@ -1,8 +1,8 @@
 //! The parked events: the table `walrelay.parked`.
 //!
-//! One row is one event with the columns its record is made of, so that it is routed anew when its turn comes. The order of
-//! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
-//! column `asked`.
+//! One row holds one event with the columns of its record, so that a retry routes the event again. The events of an
+//! aggregate are in the order of `id`. Only the relay that has the slot inserts and removes events. Other sessions send
+//! requests through the column `asked`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,69 +32,69 @@ const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that is parked behind an earlier one.
 pub const BEHIND: &str = "behind";
-/// All classes there are.
+/// All classes.
 pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
 
-/// Why the event of a row was given up.
+/// The reason for which an event was given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What kind of fault it was, in a word.
+    /// The class of the failure, a stable word.
     pub class: &'static str,
-    /// What happened, in a line.
+    /// The cause, in one line.
     pub cause: String,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
 }
 
-/// A parked event that was tried in vain.
+/// A parked event whose retry failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedAgain {
-    /// The row of the table of parked events.
+    /// The id in the table of parked events.
     pub id: i64,
-    /// That row as it was when the event was tried: [`ParkedRow::version`].
+    /// The version of that row at the attempt: [`ParkedRow::version`].
     pub version: String,
-    /// Its own row.
+    /// The row of the outbox.
     pub row: RowId,
-    /// What happened.
+    /// The failure of the retry.
     pub failure: Failure,
-    /// After how many milliseconds the event is tried again; none where an operator has to ask.
+    /// Milliseconds until the next retry; none if only an operator's request retries the event.
     pub retry_in_ms: Option<i64>,
 }
 
 /// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedEvent {
-    /// Its row.
+    /// The row of the outbox.
     pub row: RowId,
-    /// The key of its record. Without one it has no order.
+    /// The key of its record. Events without a key have no order.
     pub key: Option<Vec<u8>>,
-    /// The topic it was for; none where it has no route.
+    /// The topic of its record; none if the event has no route.
     pub topic: Option<String>,
-    /// Where it stands.
+    /// The event's place.
     pub place: Place,
-    /// When its transaction was committed, in microseconds since the Unix epoch.
+    /// The commit time of its transaction, in microseconds since the Unix epoch.
     pub committed_at_us: i64,
-    /// The columns its record is made of.
+    /// The columns that its record is made of.
     pub columns: Vec<ParkedColumn>,
-    /// Why it is parked; none if it is parked behind another.
+    /// The failure; none if the event is parked behind another.
     pub why: Option<Failure>,
-    /// After how many milliseconds the event is tried again; none where an operator has to ask.
+    /// Milliseconds until the next retry; none if only an operator's request retries the event.
     pub retry_in_ms: Option<i64>,
 }
 
 /// A column of a parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedColumn {
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// OID of its type.
+    /// The OID of its type.
     pub type_oid: u32,
-    /// Its value in Postgres' text form.
+    /// The value in the text form of Postgres.
     pub text: Option<Vec<u8>>,
 }
 
 impl ParkedEvent {
-    /// What is kept of `event`, whose columns have these names. Key and topic are those of its record.
+    /// Copies `event`, whose columns have these names. The caller adds key and topic.
     pub fn of(event: &Event<'_>, names: &[String]) -> ParkedEvent {
         let column = |(place, name): (usize, &String)| ParkedColumn {
             name: name.clone(),
@@ -113,17 +113,17 @@ impl ParkedEvent {
         }
     }
 
-    /// What was kept of a column, where it was and is not NULL.
+    /// The value of a column; none if it is NULL or was not kept.
     pub fn text(&self, name: &str) -> Option<&[u8]> {
         self.columns.iter().find(|column| column.name == name)?.text.as_deref()
     }
 
-    /// Why it is parked, where it was tried itself: its row says so then.
+    /// The failure, if the event itself was tried. Only then the row of the outbox is marked.
     pub fn tried(&self) -> Option<&Failure> {
         self.why.as_ref().filter(|why| why.attempts > 0)
     }
 
-    /// What it holds of memory, in bytes.
+    /// The event's size in memory, in bytes.
     pub fn bytes(&self) -> usize {
         let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
         size_of::<ParkedEvent>() + self.row.key.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
@@ -133,57 +133,57 @@ impl ParkedEvent {
 /// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedRef {
-    /// Its row.
+    /// The row of the outbox.
     pub row: RowId,
-    /// Where it stands.
+    /// The event's place.
     pub place: Place,
     /// The key of its record.
     pub key: Option<Vec<u8>>,
-    /// The topic that refuses it, where that is why it is parked.
+    /// The topic that refuses the event, if that is the reason for parking.
     pub refused_by: Option<String>,
 }
 
-/// An aggregate, or an event without one, by its first parked event.
+/// The first parked event of an aggregate, or an event without an aggregate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AggregateHead {
-    /// The row of the table.
+    /// The id in the table of parked events.
     pub id: i64,
-    /// The outbox, by index.
+    /// The index of the outbox.
     pub outbox: usize,
     /// The aggregate's key.
     pub key: Option<Vec<u8>>,
 }
 
-/// A parked event that was read back.
+/// A parked event, read from the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedRow {
-    /// The row of the table.
+    /// The id in the table of parked events.
     pub id: i64,
     /// The event.
     pub event: ParkedEvent,
-    /// Why it is parked, in a word; [`BEHIND`] where it was not tried.
+    /// The class of its failure; [`BEHIND`] if it was not tried.
     pub class: String,
-    /// What happened when it was tried last.
+    /// The cause of the last failed attempt.
     pub error: Option<String>,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// Whether an operator asked to drop it.
+    /// Whether an operator requested to drop the event.
     pub is_dropped: bool,
-    /// Changes with every write to its row of the table, such as a request of an operator.
+    /// Changes with every write to the row of the table, such as an operator's request.
     pub version: String,
 }
 
-/// How much is read of an aggregate at once.
+/// The limits of one read of an aggregate's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// So many events.
+    /// The greatest number of events.
     pub events: i64,
-    /// Events whose values have so many bytes together, or one.
+    /// The greatest size of their values, in bytes. A single event may exceed it.
     pub bytes: usize,
 }
 
 impl ParkedRow {
-    /// Its columns as a table has them.
+    /// Its columns, described as those of a table.
     pub fn described(&self) -> Vec<Column> {
         let columns = self.event.columns.iter();
         columns
@@ -210,11 +210,11 @@ impl Parking {
     }
 }
 
-/// The table of one slot, its statements prepared in the session of the [`Marker`](super::Marker) that has it.
+/// The table of one slot, with statements prepared in the session of a [`Marker`](super::Marker).
 #[derive(Debug)]
 pub(super) struct ParkedTable {
     pub(super) slot: String,
-    /// What the outboxes are called, and what their keys are made of, by index.
+    /// The names of the outboxes, and the templates of their keys, by index.
     pub(super) outboxes: Vec<String>,
     keys_by: Vec<String>,
     /// The columns that name a row, by outbox.
@@ -224,7 +224,7 @@ pub(super) struct ParkedTable {
     pub(super) due: Statement,
     pub(super) events: Statement,
     remove: Statement,
-    /// Events of outboxes that are not configured that were dropped, and not counted yet.
+    /// The number of dropped events of outboxes that are not configured, until it is counted.
     pub(super) dropped: AtomicU64,
 }
 
@@ -237,14 +237,14 @@ pub(super) const PARKED: OwnTable = OwnTable {
     lacking: "events cannot be parked",
     otherwise: "; or set delivery.on_error to stop, dead-letter or skip",
 };
-/// Events of outboxes that are not configured, dropped in one go.
+/// The greatest number of events of outboxes that are not configured to drop at once.
 const ORPHANS_MAX: i64 = 1_000;
 
 impl ParkedTable {
-    /// Looks at the table, makes it where that is wanted and we may, and prepares what is done with it.
+    /// Checks the table, creates it if that is configured and permitted, and prepares the statements.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
+    /// [`Kind::PostgresRefused`] with the SQL for a role that may create it; those of the connection.
     pub(super) async fn open(
         client: &Client,
         slot: &SlotName,
@@ -255,7 +255,7 @@ impl ParkedTable {
             Parking::Off => return Ok(None),
             Parking::On => PARKED.prepare(client).await?,
             Parking::IfTableExists => match PARKED.state(client).await?.as_str() {
-                // A table of an earlier layout is changed by who needs it.
+                // [`Parking::On`] upgrades a table of an earlier layout.
                 "missing" | "old" => return Ok(None),
                 "usable" => {}
                 _ => return Err(PARKED.forbidden(client).await),
@@ -283,13 +283,13 @@ impl ParkedTable {
         Ok(Some(ParkedRef { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
     }
 
-    /// The aggregate of a row of `due.sql`; likewise.
+    /// The aggregate of a row of `due.sql`; none where its outbox is not configured.
     pub(super) fn head(&self, row: &Row) -> Result<Option<AggregateHead>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
         Ok(Some(AggregateHead { id: get(row, 0)?, outbox, key: get(row, 2)? }))
     }
 
-    /// The event in a row of `dropped.sql`, and why it was parked; likewise.
+    /// The event in a row of `dropped.sql`, and its failure; none where its outbox is not configured.
     pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, ParkedRef, Failure)>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
         let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
@@ -323,7 +323,7 @@ impl ParkedTable {
         Ok(ParkedRow { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
     }
 
-    /// Inside a transaction of the caller's: it was tried and failed.
+    /// Records a failed retry, in the caller's transaction.
     pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), QueryError> {
         let FailedAgain { id, version, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
@@ -331,7 +331,7 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.failed, &values)).await.map(|_| ())
     }
 
-    /// Inside a transaction of the caller's: this event is parked from its commit on. One that is parked already is left as it is.
+    /// Parks the event, in the caller's transaction. An event that is parked already stays as it is.
     pub(super) async fn park(&self, client: &Client, event: &ParkedEvent) -> Result<(), QueryError> {
         let via = match event.place.via {
             Via::Slot => "slot",
@@ -371,13 +371,12 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.insert, &values)).await.map(|_| ())
     }
 
-    /// Inside a transaction of the caller's: these are parked no longer.
+    /// Removes the events, in the caller's transaction.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), QueryError> {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
-    /// Drops events of outboxes that are not configured where an operator asked for that. [`none_left_behind`] reports the
-    /// others.
+    /// Drops events of outboxes that are not configured, on an operator's request. [`none_left_behind`] reports others.
     pub(super) async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
         loop {
             let rows =
@@ -407,8 +406,8 @@ impl ParkedTable {
         names.iter().cloned().zip(values).collect::<Map<_, _>>().into()
     }
 
-    /// The row of an event, by its id and its other columns of the row key as JSON: by the id alone where the event was
-    /// parked when rows were named by other columns.
+    /// The row of an event, by its id and the other columns of the row key as JSON. If the event was parked under
+    /// another row key, the id alone identifies the row.
     fn row_id(&self, outbox: usize, id: &[u8], key: Option<&str>) -> RowId {
         let kept: Value = key.and_then(|key| serde_json::from_str(key).ok()).unwrap_or_default();
         let rest = self.row_keys.get(outbox).into_iter().flatten().skip(1).map_while(|name| kept.get(name)?.as_str());
@@ -421,12 +420,12 @@ impl ParkedTable {
     }
 }
 
-/// The class of this name.
+/// The class of this name; `rejected` for an unknown name.
 fn class_of(text: &str) -> &'static str {
     CLASSES.into_iter().find(|class| *class == text).unwrap_or("rejected")
 }
 
-/// What the keys of an outbox are made of, as text; empty where its records have none.
+/// The template of an outbox's keys; empty if its records have no keys.
 pub(super) fn key_by(outbox: &OutboxConfig) -> String {
     outbox.route.key.as_ref().map(|key| key.source().to_owned()).unwrap_or_default()
 }
@@ -435,7 +434,7 @@ pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, colum
     row.try_get(column).map_err(|error| QueryError::of(DOING, &error))
 }
 
-/// Commit LSN, index and how it came, from this column on.
+/// The place in the columns from `first` on: commit LSN, index, source.
 fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
     let lsn = get::<&str>(row, first)?.parse::<Lsn>();
     let commit_lsn =
@@ -456,16 +455,16 @@ const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Left {
     outbox: String,
-    /// What their keys are made of; none where that was not kept.
+    /// The template of their keys; none if it was not kept.
     key_by: Option<String>,
     count: i64,
 }
 
-/// Whether no event is parked that a relay of this configuration would leave behind.
+/// Checks that a relay of this configuration would deliver all parked events of the slot.
 ///
 /// # Errors
-/// [`Kind::Config`] where something does; [`Kind::PostgresRefused`] with the GRANT where nobody may know; those of the
-/// connection.
+/// [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT where the role may not
+/// read the table; those of the connection.
 pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
     match (PARKED.state(client).await?.as_str(), parks) {
@@ -488,10 +487,7 @@ pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     }
 }
 
-/// The same through a session of its own.
-///
-/// # Errors
-/// As there.
+/// As [`none_left_behind`], through a session of its own.
 pub async fn still_none_left_behind(config: &Config) -> Result<()> {
     let session =
         SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
@@ -560,7 +556,7 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     ))
 }
 
-/// Events that were parked by one key, and come by another, are two aggregates.
+/// Parked events with the previous key, and later events with a new one, would be two aggregates.
 fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<()> {
     for outbox in outboxes {
         let (name, now) = (outbox.source.to_string(), key_by(outbox));

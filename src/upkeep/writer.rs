@@ -41,7 +41,7 @@ pub(super) struct Written {
     pub(super) statement: Statement,
 }
 
-/// The columns for `:name` in an assignment for rows of failed events, and their types.
+/// The columns for `:name` in an assignment to rows of failed events, and their types.
 const OF_FAILURES: [(&str, &str); 4] = [
     ("walrelay_error", "text"),
     ("walrelay_class", "text"),
@@ -102,7 +102,7 @@ impl Rows {
         let columns = self.key.iter().enumerate();
         let columns = columns.map(|(at, (column, of))| format!("{column} = {}::{of}", value(at)));
         let value = value(self.key.len());
-        // A row that was written before there was the column has none in the log.
+        // A row that was written before the column existed has no value of it in the WAL.
         let transaction = self.transaction.iter().map(|xid| format!("({value} is null or {xid} = {value}::xid8)"));
         columns.chain(transaction).collect::<Vec<_>>().join(" and ")
     }
@@ -114,12 +114,12 @@ impl Rows {
 
 struct Sql {
     text: String,
-    /// The same, so that the server checks it and writes to no row.
+    /// The same under EXPLAIN: the server checks the statement and writes to no row.
     explain: String,
     parameters: usize,
 }
 
-/// An assignment for rows of failed events, with the columns in place of `:name`.
+/// An assignment to rows of failed events, with the columns in place of `:name`.
 fn of_failures(mark: &str) -> String {
     const NEXT: &str = "(clock_timestamp() + walrelay_wait_ms * interval '1 millisecond')";
     let names = [
@@ -138,7 +138,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
     let mut writer =
         Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, ask: None, key_values };
-    // A row that is deleted is pending no more.
+    // A deleted row is no longer pending.
     let pending = upkeep.pending.as_deref().filter(|_| upkeep.mark.is_some());
     if upkeep.writes() {
         let mark = upkeep.mark.as_deref();
@@ -157,7 +157,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     }
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
-        // One that does not set what makes a row pending leaves the row pending.
+        // If the mark does not set a column of `outbox.pending`, the row stays pending.
         let pending = pending.filter(|_| asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
         let (key, mark) = (Some("outbox.mark_waiting"), Some(mark.as_str()));
@@ -207,8 +207,8 @@ impl Writer {
             return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
         }
         let written = Written { doing, key, statement };
-        // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
-        // one starts without running.
+        // Postgres checks privileges and the publication when a statement starts. This statement starts and does not
+        // run.
         let checked = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
         checked.map_err(|failed| self.fault(&written.doing, written.key, &failed))?;
         Ok(written)
@@ -229,7 +229,7 @@ impl Writer {
     }
 
     pub(super) fn explained(&self, written: &Written, failed: &QueryError) -> Error {
-        // Postgres took the statement when the session began: the table has changed, and a new session reads it again.
+        // Postgres accepted the statement at the start of the session: the table has changed since.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
             return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
@@ -256,7 +256,7 @@ impl Writer {
                  enough for walrelay",
             ),
             ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
-            // What a value is may stand in the message, and the value may be a row's.
+            // The message may contain the value of a row.
             (_, "22" | "P0", Some(key)) => {
                 Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
                     .remedy(format!("try {key} in an update of such a row"))
@@ -273,7 +273,7 @@ impl Writer {
     }
 }
 
-/// An update that moves a row to another partition is a delete and an insert in the log, and inserts are published.
+/// An update that moves a row to another partition is a delete and an insert in the WAL, and inserts are published.
 fn stays_in_place(table: &TableName, key: &str, mark: &str, partition_keys: &[String]) -> Result<()> {
     let keys: Vec<String> = partition_keys.iter().flat_map(|key| names(key)).collect();
     let Some(moved) = assigned(mark).into_iter().find(|column| keys.contains(column)) else {

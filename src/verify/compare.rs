@@ -8,52 +8,48 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outbox {
     pub name: String,
-    /// Whether its rows come with their place in the order.
     pub is_ordered: bool,
 }
 
-/// A record, without its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delivered<'a> {
     pub partition: i32,
     pub offset: i64,
-    /// The event's id.
     pub id: Option<&'a [u8]>,
     pub key: Option<&'a [u8]>,
-    /// Whether it was published again on purpose.
+    /// Whether it was published again on request.
     pub is_replay: bool,
 }
 
 #[derive(Debug)]
 struct Topic {
     name: String,
-    /// Rows that have no record yet.
+    /// Rows without a record so far.
     owed: u64,
-    /// The first flow into it.
+    /// The index of the first flow into it.
     first: u32,
 }
 
-/// A row that was read.
 #[derive(Debug)]
 struct Row {
     flow: u32,
     key: Option<u32>,
     rank: u32,
-    /// Rows of this id that go to this topic: one, unless two outboxes with one topic count their rows alike.
+    /// The number of rows with this id and topic: one, unless two outboxes share ids and a topic.
     rows: u32,
     records: u32,
-    /// Rows that have no record yet.
+    /// Rows without a record so far.
     owed: u32,
 }
 
-/// A record of no row that was read.
+/// A record without a compared row.
 #[derive(Debug)]
 struct Stray {
     records: u32,
     key: Option<u32>,
     partition: i32,
     offset: i64,
-    /// The table has a row of this id that was not compared.
+    /// Whether the table has a row of this id that was not compared.
     is_outside: bool,
 }
 
@@ -64,7 +60,6 @@ struct Newest {
     offset: i64,
 }
 
-/// Names with numbers.
 #[derive(Debug, Default)]
 struct Numbered {
     names: Vec<Name>,
@@ -77,7 +72,7 @@ impl Numbered {
         if let Some(number) = self.numbers.get(&name) {
             return *number;
         }
-        // There is no memory for as many.
+        // Memory ends before the numbers do.
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         self.names.push(name.clone());
         self.numbers.insert(name, number);
@@ -91,8 +86,8 @@ impl Numbered {
 
 /// Compares the rows of tables with the records of topics. All rows come before the first record.
 ///
-/// Records may come in any order of topics and partitions; those of one partition in the order of their offsets, each
-/// once. See the module for what it keeps.
+/// Topics and partitions may come in any order. The records of one partition come in the order of their offsets, each
+/// once. The module's documentation names the memory.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     outboxes: Vec<Outbox>,
@@ -125,8 +120,8 @@ impl Comparison {
         }
     }
 
-    /// A row of an outbox, by the outbox's index. `rank` is its place in the order: equal for rows whose order is not
-    /// known.
+    /// Adds a row of the outbox with this index. `rank` is its place in the order: equal for rows without a known
+    /// order.
     pub(crate) fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
         let (topic, flow) = self.numbers(outbox, topic);
         let key = key.map(|key| self.keys.number(key));
@@ -142,7 +137,7 @@ impl Comparison {
         row.owed += 1;
     }
 
-    /// A row that cannot be routed, and the reason.
+    /// Adds a row that cannot be routed, and the reason.
     pub(crate) fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
         self.found.unroutable += 1;
         if self.found.unroutable_rows.len() < self.examples_max {
@@ -157,13 +152,13 @@ impl Comparison {
         self.topics.iter().map(|topic| topic.name.as_str())
     }
 
-    /// How many rows have no record yet in this topic.
+    /// The number of rows without a record so far in this topic.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
         let number = self.numbers.get(topic).copied();
         number.and_then(|number| self.topics.get(number as usize)).map_or(0, |topic| topic.owed)
     }
 
-    /// A record of one of [`Comparison::topics`]. Records of other topics are not counted.
+    /// Adds a record of one of [`Comparison::topics`]. Records of other topics are ignored.
     pub(crate) fn record(&mut self, topic: &str, record: &Delivered<'_>) {
         let Some(number) = self.numbers.get(topic).copied() else { return };
         let Some(into) = self.topics.get_mut(number as usize) else { return };
@@ -216,7 +211,7 @@ impl Comparison {
         }
     }
 
-    /// The ids of records of which no row was read. The table may have such a row: see [`Comparison::exists`].
+    /// The ids of records without a compared row. The table may have such a row: see [`Comparison::exists`].
     pub(crate) fn strays(&self) -> Vec<Vec<u8>> {
         let strays = self.strays.iter().filter(|(_, stray)| !stray.is_outside);
         let mut ids: Vec<Vec<u8>> = strays.map(|((name, _), _)| name.bytes()).collect();
@@ -224,14 +219,13 @@ impl Comparison {
         ids
     }
 
-    /// The table has a row of this id that was not compared.
+    /// Notes that the table has a row of this id that was not compared.
     pub(crate) fn exists(&mut self, id: &[u8]) {
         let name = Name::of(id);
         let strays = self.strays.range_mut((name.clone(), 0)..=(name, u32::MAX));
         strays.for_each(|(_, stray)| stray.is_outside = true);
     }
 
-    /// The outcome.
     pub(crate) fn findings(mut self) -> Findings {
         let Findings { flows, missing, unknown, .. } = &mut self.found;
         let mut owed: Vec<(&Row, &Name)> = Vec::new();
@@ -276,9 +270,8 @@ impl Comparison {
         self.found
     }
 
-    /// The numbers of topic and flow.
     fn numbers(&mut self, outbox: usize, name: &str) -> (u32, u32) {
-        // There is no memory for more than fit.
+        // Memory ends before the numbers do.
         let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let next_flow = number(self.found.flows.len());
         let topic = self.numbers.get(name).copied().unwrap_or_else(|| {
@@ -300,7 +293,7 @@ impl Comparison {
         (topic, flow)
     }
 
-    /// Takes a record of no row that was read. Without an id it is of no row at all.
+    /// Adds a record without a compared row. A record without an id counts as unknown.
     fn stray(&mut self, topic: u32, name: Option<Name>, record: &Delivered<'_>) {
         let Delivered { partition, offset, key, .. } = *record;
         if let Some(name) = name {
@@ -324,17 +317,16 @@ impl Comparison {
 pub(crate) struct Counts {
     pub rows: u64,
     pub records: u64,
-    /// Rows without a record.
     pub missing: u64,
-    /// Records beyond the first of a row, replays not counted.
+    /// Records of a row after its first one, without replays.
     pub duplicated: u64,
-    /// First records of a row behind one of a later row with the same key.
+    /// First records of a row after a record of a later row with the same key.
     pub out_of_order: u64,
-    /// Records whose id no row has, or that have none.
+    /// Records without an id, or with an id that no row has.
     pub unknown: u64,
-    /// Records of rows that were not compared: outside the range, younger than the reading, or of another topic.
+    /// Records of rows that were not compared: outside the range, newer than the snapshot, or for another topic.
     pub outside: u64,
-    /// Records that were published again on purpose.
+    /// Records that were published again on request.
     pub replayed: u64,
 }
 
@@ -352,18 +344,17 @@ impl Counts {
     }
 }
 
-/// From one outbox to one topic. Records that are of no row that was compared count with the topic's first outbox.
+/// The rows of one outbox for one topic. Records without a compared row count for the first outbox of the topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Flow {
     pub outbox: String,
     pub topic: String,
-    /// Whether the order could be checked.
     pub order_checked: bool,
     #[serde(flatten)]
     pub counts: Counts,
 }
 
-/// A row or record that was found, without its payload.
+/// A row or record of the findings, without its payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Example {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -381,18 +372,17 @@ pub(crate) struct Example {
     /// The offset of the later row's record, which came first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind_offset: Option<i64>,
-    /// The reason for which the row has no topic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Findings {
-    /// Each way from an outbox to a topic, in the order in which their first rows came.
+    /// One flow for each pair of outbox and topic, in the order of their first rows.
     pub flows: Vec<Flow>,
     /// Rows that cannot be routed: the relay stops at them.
     pub unroutable: u64,
-    /// Examples, as are the others; the earliest first.
+    /// Examples, the earliest first.
     pub missing: Vec<Example>,
     pub duplicated: Vec<Example>,
     pub out_of_order: Vec<Example>,
@@ -401,7 +391,6 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// The counts of all flows together.
     pub(crate) fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.flows.iter().for_each(|flow| total.add(&flow.counts));
@@ -409,7 +398,7 @@ impl Findings {
     }
 }
 
-/// An id or a key. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
+/// An id or a key. UUIDs and integers in the text form of Postgres take no memory of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Name {
     Uuid([u8; 16]),
@@ -417,7 +406,6 @@ enum Name {
     Bytes(Arc<[u8]>),
 }
 
-/// Where the hyphens of a UUID are.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 
 impl Name {
@@ -428,7 +416,6 @@ impl Name {
             .unwrap_or_else(|| Name::Bytes(bytes.into()))
     }
 
-    /// The bytes it was made of.
     fn bytes(&self) -> Vec<u8> {
         match self {
             Name::Uuid(bytes) => {
@@ -441,13 +428,13 @@ impl Name {
         }
     }
 
-    /// The same as text; bytes that are not UTF-8 are replaced.
+    /// As text; invalid UTF-8 is replaced.
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes()).into_owned()
     }
 }
 
-/// In the one form in which Postgres prints it, so that it can be printed again.
+/// The value of a UUID in the text form of Postgres, so that the text can be restored.
 fn uuid(bytes: &[u8]) -> Option<[u8; 16]> {
     if bytes.len() != 36 || HYPHENS.iter().any(|at| bytes.get(*at) != Some(&b'-')) {
         return None;
@@ -483,8 +470,7 @@ mod tests {
 
     /// Outbox, topic, id, key, rank.
     type GivenRow = (usize, &'static str, &'static str, Option<&'static str>, u32);
-    /// Topic, partition, id. Offsets are counted from 0 by topic and partition; `~` in front of an id is a replay, and
-    /// nothing is no id.
+    /// Topic, partition, id. Offsets count from 0 per partition. `~` before an id marks a replay; empty means no id.
     type GivenRecord = (&'static str, i32, &'static str);
 
     fn compared(rows: &[GivenRow], records: &[GivenRecord]) -> Comparison {

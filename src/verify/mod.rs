@@ -1,11 +1,11 @@
 //! Compares a table with its topics: rows without a record, rows with several, and records in the wrong order.
 //!
-//! [`Comparison`] takes rows first, then records, and has the outcome. [`RecordReader`] reads topics to their ends as often as it
-//! takes.
+//! [`Comparison`] takes rows first and then records, and returns the findings. [`RecordReader`] reads topics to their
+//! ends, repeatedly while records are missing.
 //!
-//! Of a row, its id, key and place in the order are kept; of a record nothing, unless no row has its id. So memory
-//! grows with the rows that are compared: some 120 bytes for each, twice that for a moment while the map of them grows,
-//! some 80 for each key, and the text of ids and keys that are neither UUIDs nor whole numbers. No payload is kept.
+//! Memory holds id, key and order of each compared row, and no record, except records whose id no row has. This is
+//! about 120 bytes for each row (for a moment twice that, while the map grows) and 80 for each key. Ids and keys that
+//! are neither UUIDs nor integers also take the bytes of their text. No payload is kept.
 
 mod compare;
 
@@ -19,35 +19,34 @@ use crate::route::REPLAY_HEADER;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 
-/// Between two looks for what has not arrived yet.
+/// The pause between two reads of topics that lack records.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Takes the progress: the topic, its number of how many, and its records so far.
+/// Receives the progress: the topic, its number, the number of topics, and its records so far.
 pub(crate) type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
 
-/// Reads topics into a [`Comparison`]. It is in no consumer group, commits nothing and makes no topic. Blocks; meant for a
-/// thread of its own.
+/// Reads topics into a [`Comparison`], without consumer group and commits. Blocks: it needs a thread of its own.
 pub(crate) struct RecordReader {
     reader: TopicReader,
     id_headers: Vec<String>,
-    /// Where to begin in time, in milliseconds since the Unix epoch.
+    /// The earliest time of the records to read, in milliseconds since the Unix epoch.
     since_ms: Option<i64>,
-    /// By topic and partition, the offset behind what was read.
+    /// By topic and partition, the offset after the last record that was read.
     read: BTreeMap<String, BTreeMap<i32, i64>>,
     cut: BTreeSet<String>,
 }
 
 impl RecordReader {
-    /// `options` are those of [`Options::reader`]; `id_headers` name the headers that may carry an event's id, of which
-    /// the first that a record has counts. With `since_ms`, records with an earlier timestamp are left out where
-    /// the broker can tell.
+    /// `options` are those of [`Options::reader`]. `id_headers` name the headers that may carry an event's id; the
+    /// first one that a record has counts. With `since_ms`, the reader skips records with an earlier timestamp, where
+    /// the broker has an offset for the time.
     pub(crate) fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<RecordReader> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         Ok(RecordReader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 
-    /// Reads every topic of `comparison` to the end it has when its turn comes; then, until `deadline`, again those to
-    /// which a row is owed. What is owed afterwards was not there when the deadline had passed.
+    /// Reads every topic of `comparison` up to the end that it has at the start of its read. Then reads the topics with
+    /// missing records again, until `deadline`. Records that are missing afterwards were not there at the deadline.
     pub(crate) fn read(
         &mut self,
         comparison: &mut Comparison,
@@ -69,13 +68,13 @@ impl RecordReader {
         }
     }
 
-    /// Topics that do not exist, and those whose first records are gone, as far as they were read.
+    /// The topics that do not exist, and the read topics whose first records are deleted.
     pub(crate) fn absent_and_cut(&self) -> (Vec<String>, Vec<String>) {
         let absent = self.read.iter().filter(|(_, partitions)| partitions.is_empty()).map(|(topic, _)| topic.clone());
         (absent.collect(), self.cut.iter().cloned().collect())
     }
 
-    /// Reads what came to `topic` since it was read last.
+    /// Reads the new records of `topic` since its last read.
     fn topic(&mut self, topic: &str, into: &mut Comparison, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let read = self.read.get(topic).cloned().unwrap_or_default();
         let spans = self.unread(topic, &read)?;
@@ -91,7 +90,7 @@ impl RecordReader {
         Ok(())
     }
 
-    /// What of `topic` is behind the offsets in `read`, up to the ends it has now.
+    /// The offsets of `topic` after those in `read`, up to its present ends.
     fn unread(&mut self, topic: &str, read: &BTreeMap<i32, i64>) -> Result<Spans> {
         let mut spans = self.reader.spans(topic)?;
         let mut fresh = spans.clone();

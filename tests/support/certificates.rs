@@ -1,4 +1,4 @@
-//! Certificates of our own making, for servers on loopback and for clients.
+//! Certificates for servers on loopback and for clients.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use super::guardian::run_directory;
 
-/// Names a server on loopback goes by.
 pub(crate) const LOOPBACK: [&str; 2] = ["127.0.0.1", "localhost"];
 
-/// Signs certificates. Its files are in the directory of this run, each under the name it was asked for.
+/// Signs certificates. The files are in the directory of this run, named after their common names.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     root: PathBuf,
@@ -19,7 +18,7 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// `name` is to be used once in a run.
+    /// `name` may be used once in a run.
     pub(crate) fn new(name: &str) -> Authority {
         let mut params = named(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -32,12 +31,11 @@ impl Authority {
         Authority { issuer, root, directory }
     }
 
-    /// Its own certificate in PEM: what whoever trusts it is given.
+    /// Its own certificate in PEM, for clients that trust it.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Certifies whoever is called `common_name` and goes by `alternative_names` on the network.
     pub(crate) fn certify(&self, common_name: &str, alternative_names: &[&str]) -> Identity {
         let mut params = named(common_name);
         let given = alternative_names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
@@ -58,11 +56,11 @@ impl Authority {
     }
 }
 
-/// What proves who somebody is: files in PEM that only their owner may read.
+/// A certificate with its key: files in PEM that only their owner may read.
 pub(crate) struct Identity {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Both in one file, as Kafka takes them.
+    /// Both in one file, for Kafka.
     pub(crate) keystore: PathBuf,
 }
 

@@ -1,6 +1,6 @@
-//! A broker that says of its cluster what it is told to, as a real one does in moments nobody can order.
+//! A fake broker whose metadata a test controls, for states that a real broker has only for a moment.
 //!
-//! It has one topic with one partition, and answers requests in versions that are easily written down:
+//! It has one topic with one partition, and answers requests in versions with simple formats:
 //! <https://kafka.apache.org/protocol>.
 
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ const LIST_OFFSETS: i16 = 2;
 const METADATA: i16 = 3;
 const API_VERSIONS: i16 = 18;
 const INIT_PRODUCER_ID: i16 = 22;
-/// What it speaks, and the one version of each.
+/// The supported requests, with one version each.
 const APIS: [(i16, i16); 5] =
     [(PRODUCE, 3), (LIST_OFFSETS, 1), (METADATA, 1), (API_VERSIONS, 0), (INIT_PRODUCER_ID, 0)];
 
@@ -23,7 +23,6 @@ const UNSUPPORTED_VERSION: i16 = 35;
 
 const NODE: i32 = 1;
 
-/// See the module's documentation.
 pub(crate) struct Fake {
     address: SocketAddr,
     state: Arc<State>,
@@ -31,15 +30,14 @@ pub(crate) struct Fake {
 
 struct State {
     topic: String,
-    /// Whether it knows of no broker, itself included.
+    /// Whether its metadata has no broker, not even itself.
     is_fenced: AtomicBool,
-    /// Times it said so.
+    /// The number of answers without a broker.
     told: AtomicUsize,
     next_offset: AtomicI64,
 }
 
 impl Fake {
-    /// One that is well.
     pub(crate) fn with(topic: &str) -> Fake {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let state = Arc::new(State {
@@ -52,29 +50,26 @@ impl Fake {
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let state = Arc::clone(&shared);
-                // A connection ends as its client ends it.
+                // The client ends the connection.
                 std::thread::spawn(move || state.serve(stream, address).ok());
             }
         });
         Fake { address, state }
     }
 
-    /// `bootstrap.servers`.
     pub(crate) fn brokers(&self) -> String {
         self.address.to_string()
     }
 
-    /// From now on it knows of no broker, or of itself.
     pub(crate) fn fence(&self, is_fenced: bool) {
         self.state.is_fenced.store(is_fenced, Ordering::SeqCst);
     }
 
-    /// How many batches of records it has taken.
     pub(crate) fn taken(&self) -> i64 {
         self.state.next_offset.load(Ordering::SeqCst)
     }
 
-    /// How often it said that there are no brokers.
+    /// The number of answers without a broker.
     pub(crate) fn told(&self) -> usize {
         self.state.told.load(Ordering::SeqCst)
     }
@@ -139,7 +134,6 @@ impl State {
     }
 }
 
-/// The parts of an answer.
 #[derive(Default)]
 struct Body(Vec<u8>);
 

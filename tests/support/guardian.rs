@@ -26,17 +26,17 @@ fn run() -> &'static Run {
     })
 }
 
-/// The directory of this run: logs and data. Removed at the end unless `WALRELAY_TEST_KEEP` is set.
+/// The directory of this run, for logs and data. Removed at the end unless `WALRELAY_TEST_KEEP` is set.
 pub(crate) fn run_directory() -> &'static Path {
     &run().directory
 }
 
-/// Has `pid` stopped when the test process is gone.
+/// Has `pid` stopped after the end of the test process.
 pub(crate) fn watch(pid: u32) {
     run().guardian.lock().expect("the guardian").watch(pid).expect("the guardian has died");
 }
 
-/// `pid` has ended and been waited for: its number may mean another process from now on.
+/// Ends the watch after `pid` has been reaped: from now on another process may have its number.
 pub(crate) fn release(pid: u32) {
     run().guardian.lock().expect("the guardian").release(pid).expect("the guardian has died");
 }

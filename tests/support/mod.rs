@@ -1,4 +1,4 @@
-//! The lab: real servers, a proxy between, and writers.
+//! The test environment: real servers, proxies, and writers.
 
 pub(crate) mod certificates;
 pub(crate) mod fake;

@@ -1,12 +1,10 @@
-//! Messages of a slot as pgoutput sends them, for what needs no server.
+//! Messages of a slot as pgoutput sends them, for tests without a server.
 //! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 
-/// Begins a transaction.
 pub(crate) fn begin(commit_lsn: u64, xid: u32) -> Vec<u8> {
     [b"B".as_slice(), &commit_lsn.to_be_bytes(), &0_i64.to_be_bytes(), &xid.to_be_bytes()].concat()
 }
 
-/// Ends it.
 pub(crate) fn commit(commit_lsn: u64, end_lsn: u64) -> Vec<u8> {
     [b"C\0".as_slice(), &commit_lsn.to_be_bytes(), &end_lsn.to_be_bytes(), &0_i64.to_be_bytes()].concat()
 }
@@ -25,7 +23,7 @@ pub(crate) fn relation(table_oid: u32, columns: &[(&str, u32)]) -> Vec<u8> {
     body
 }
 
-/// A row of values that are text.
+/// Inserts a row of text values.
 pub(crate) fn insert(table_oid: u32, values: &[&str]) -> Vec<u8> {
     let mut body = [b"I".as_slice(), &table_oid.to_be_bytes(), b"N"].concat();
     body.extend(u16::try_from(values.len()).expect("a number of columns").to_be_bytes());

@@ -12,7 +12,7 @@ use walrelay::demo::process::{memory_bytes, send_signal};
 
 use super::{guardian, wait};
 
-/// A running child with its output in a file. Dropping it kills it with -9.
+/// A running child with its output in a file. Dropping it kills it with SIGKILL.
 pub(crate) struct Process {
     child: Child,
     name: String,
@@ -33,31 +33,29 @@ impl Process {
         self.child.id()
     }
 
-    /// What it has written so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines of its log, for a failure message.
+    /// The last lines of its output, for a failure message.
     pub(crate) fn log_tail(&self, lines: usize) -> String {
         let log = self.log();
         let skipped = log.lines().count().saturating_sub(lines);
         log.lines().skip(skipped).collect::<Vec<_>>().join("\n")
     }
 
-    /// Sends a signal by name: `TERM`, `INT`, `STOP`, `CONT`. Nothing happens to one that has ended.
+    /// Sends a signal by name: `TERM`, `INT`, `STOP`, `CONT`. Does nothing if the child has ended.
     pub(crate) fn signal(&mut self, name: &str) {
         if self.exited().is_none() {
             signal(self.pid(), name);
         }
     }
 
-    /// The exit status, if it has ended.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("wait for a child")
     }
 
-    /// Waits for its end, or panics where it was called.
+    /// Waits for its end; panics at the caller after `deadline`.
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let caller = Location::caller();
@@ -67,23 +65,23 @@ impl Process {
         }
     }
 
-    /// SIGKILL, and gone.
+    /// Sends SIGKILL and reaps the child.
     pub(crate) fn kill_hard(&mut self) {
         self.child.kill().expect("kill a child");
         self.child.wait().expect("wait for a child");
     }
 
-    /// Highest resident memory so far, in bytes; `None` once it has ended.
+    /// The highest resident memory so far, in bytes; `None` after its end.
     pub(crate) fn resident_peak_bytes(&self) -> Option<u64> {
         self.memory_bytes("VmHWM:")
     }
 
-    /// A field of `/proc/PID/status` that is a size, such as `VmRSS:`.
+    /// A size in `/proc/PID/status`, such as `VmRSS:`, in bytes.
     pub(crate) fn memory_bytes(&self, field: &str) -> Option<u64> {
         memory_bytes(self.pid(), field)
     }
 
-    /// User and system time so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.
+    /// User and system time so far, in milliseconds (clock ticks of 10 ms); `None` after its end.
     pub(crate) fn cpu_ms(&self) -> Option<u64> {
         cpu_ms_of(self.pid())
     }
@@ -98,13 +96,13 @@ impl Drop for Process {
     }
 }
 
-/// Runs a command to its end and gives what it wrote; panics with what it wrote so far if that takes too long.
+/// Runs a command to its end and returns its output. Panics with the output so far after `deadline`.
 #[track_caller]
 pub(crate) fn output_of(command: Command, deadline: Duration) -> Output {
     output_to(command, Stdio::piped(), deadline)
 }
 
-/// The same of one whose standard output is a pipe that nobody reads any more.
+/// The same with a closed pipe as standard output.
 #[track_caller]
 pub(crate) fn unread_output_of(command: Command, deadline: Duration) -> Output {
     let (_, unread) = std::io::pipe().expect("a pipe");
@@ -133,7 +131,7 @@ fn output_to(mut command: Command, stdout: Stdio, deadline: Duration) -> Output 
     output
 }
 
-/// Reads to the end, on a thread of its own.
+/// Reads to the end, in a thread of its own.
 fn all_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -142,14 +140,14 @@ fn all_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// User and system time of a process so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.
+/// User and system time of a process so far, in milliseconds (clock ticks of 10 ms); `None` after its end.
 pub(crate) fn cpu_ms_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     Some((fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?) * 10)
 }
 
-/// Sends a signal by name to a process of ours that is not our child (a walsender, say).
+/// Sends a signal by name to a process of the tests that is not a child, such as a walsender.
 pub(crate) fn signal(pid: u32, name: &str) {
     send_signal(pid, name).expect("a signal");
 }

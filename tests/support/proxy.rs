@@ -1,6 +1,6 @@
-//! A TCP proxy that misbehaves on request.
+//! A TCP proxy with faults on request.
 //!
-//! Two threads per connection, one per direction. Every condition can change while connections are open.
+//! There are two threads per connection, one per direction. All conditions can change while connections are open.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,32 +8,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a pump sleeps in a read before it looks at the conditions again.
+/// The longest read of a pump before it checks the conditions again.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// From the client to the server.
     Up,
-    /// From the server to the client.
     Down,
 }
 
-/// What happens to bytes on one way.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Conditions {
-    /// Nothing passes, nothing is closed.
+    /// No byte passes, and no connection is closed.
     pub(crate) blackhole: bool,
-    /// Each piece waits this long.
     pub(crate) latency: Duration,
-    /// Pieces of at most this many bytes; 0 for no limit.
+    /// The greatest size of a piece, in bytes; 0 for no limit.
     pub(crate) slice_bytes: usize,
-    /// At most this many bytes a second; 0 for no limit.
+    /// The greatest number of bytes per second; 0 for no limit.
     pub(crate) bytes_per_second: usize,
 }
 
-/// A proxy in front of one server address. Dropping it cuts every connection.
+/// A proxy before one server address. Dropping it resets every connection.
 pub(crate) struct Proxy {
     address: SocketAddr,
     state: Arc<State>,
@@ -56,12 +51,12 @@ struct Connection {
 }
 
 impl Proxy {
-    /// Listens on a free port before `upstream`, a `host:port`.
+    /// Listens on a free port, for `upstream`, a `host:port`.
     pub(crate) fn before(upstream: &str) -> Proxy {
         Proxy::listen(super::servers::free_port(), upstream)
     }
 
-    /// Listens on `port` before `upstream`.
+    /// Listens on `port`, for `upstream`.
     pub(crate) fn listen(port: u16, upstream: &str) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("the proxy's port");
         let address = listener.local_addr().expect("the proxy's address");
@@ -79,22 +74,21 @@ impl Proxy {
         Proxy { address, state }
     }
 
-    /// `host:port` for the client.
     pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// Sets the conditions of one way, for connections open and to come.
+    /// Sets the conditions of one direction, for present and future connections.
     pub(crate) fn set(&self, way: Way, conditions: Conditions) {
         *self.state.conditions(way).lock().expect("conditions") = conditions;
     }
 
-    /// Lets nothing pass on `way` and closes nothing.
+    /// Lets no byte pass on `way`, and closes no connection.
     pub(crate) fn blackhole(&self, way: Way) {
         self.set(way, Conditions { blackhole: true, ..Conditions::default() });
     }
 
-    /// Both ways as if there were no proxy; new connections are taken.
+    /// Removes all conditions, and accepts new connections.
     pub(crate) fn resume(&self) {
         self.set(Way::Up, Conditions::default());
         self.set(Way::Down, Conditions::default());
@@ -112,19 +106,18 @@ impl Proxy {
         self.state.cut();
     }
 
-    /// Says "no more bytes" (FIN) on `way` of every open connection; the other way stays open.
+    /// Sends FIN on `way` of every open connection; the other direction stays open.
     pub(crate) fn half_close(&self, way: Way) {
         for connection in self.state.connections.lock().expect("connections").iter() {
             let to = match way {
                 Way::Up => &connection.server,
                 Way::Down => &connection.client,
             };
-            // One that has gone already is closed enough.
+            // A connection that is already gone is no error.
             let _gone = to.shutdown(Shutdown::Write);
         }
     }
 
-    /// How many connections were taken so far.
     pub(crate) fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::Relaxed)
     }
@@ -133,7 +126,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.closing.store(true, Ordering::Relaxed);
-        // Wakes the accepting thread, which then sees that it is over.
+        // Wakes the accepting thread, which then ends.
         let _woken = TcpStream::connect(self.address);
         self.state.cut();
     }
@@ -181,7 +174,7 @@ impl State {
     }
 
     fn cut(&self) {
-        // The last owner to go closes the sockets, and lingering for zero seconds makes that a reset.
+        // The last owner closes the sockets; with a linger time of zero, that sends a reset.
         for connection in self.connections.lock().expect("connections").drain(..) {
             connection.cut.store(true, Ordering::Relaxed);
         }
@@ -210,19 +203,19 @@ impl State {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
                 Err(_) => return connection.cut.store(true, Ordering::Relaxed),
             };
-            // They may have changed while it waited for bytes.
+            // The conditions may have changed during the read.
             let conditions = *self.conditions(way).lock().expect("conditions");
             let paced = match conditions.bytes_per_second {
                 0 => Duration::ZERO,
                 rate => Duration::from_secs_f64(length as f64 / rate as f64),
             };
             std::thread::sleep(conditions.latency + paced);
-            // What was read as the way went dark is lost with it only once it is resumed or cut: it waits here.
+            // A piece that was read before the blackhole is kept until the proxy resumes, or the connection is cut.
             while self.conditions(way).lock().expect("conditions").blackhole && !connection.cut.load(Ordering::Relaxed)
             {
                 std::thread::sleep(TICK);
             }
-            // Also where the way was resumed right after the cut.
+            // The direction may have resumed right after a cut.
             if connection.cut.load(Ordering::Relaxed) {
                 return;
             }
@@ -244,7 +237,6 @@ mod tests {
     use super::*;
     use crate::support::wait::{eventually, throughout};
 
-    /// A server that sends back what it gets.
     fn echo() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

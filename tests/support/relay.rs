@@ -1,4 +1,4 @@
-//! The program under test, as an operator runs it.
+//! The program under test, run like an operator runs it.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -14,16 +14,15 @@ use super::process::{Process, output_of, unread_output_of};
 use super::servers::free_port;
 use super::wait::{self, LIMIT};
 
-/// How long a relay may take to end once it was told to, or has a reason to.
+/// The time limit for the end of a relay after a signal or a fault.
 pub(crate) const EXIT: Duration = LIMIT;
 
-/// How long a relay may take to become ready on two busy cores.
+/// The time limit until a relay is ready, on two busy cores.
 const READY_DEADLINE: Duration = LIMIT;
 
-/// How long a command that ends by itself may take.
+/// The time limit for a command that ends by itself.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
 
-/// A `walrelay` command before it runs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RelayCommand {
     arguments: Vec<String>,
@@ -33,12 +32,12 @@ pub(crate) struct RelayCommand {
 }
 
 impl RelayCommand {
-    /// `walrelay COMMAND`, with nothing else.
+    /// `walrelay COMMAND` without options.
     pub(crate) fn new(command: &str) -> RelayCommand {
         RelayCommand { arguments: vec![command.to_owned()], ..RelayCommand::default() }
     }
 
-    /// Adds an option with its value, replacing one that is there.
+    /// Adds an option with its value, or replaces its value.
     pub(crate) fn option(mut self, name: &str, value: &str) -> RelayCommand {
         if let Some(at) = self.arguments.iter().position(|argument| argument == name) {
             self.arguments.drain(at..(at + 2).min(self.arguments.len()));
@@ -47,13 +46,11 @@ impl RelayCommand {
         self
     }
 
-    /// Adds an option without a value.
     pub(crate) fn flag(mut self, name: &str) -> RelayCommand {
         self.arguments.push(name.to_owned());
         self
     }
 
-    /// Sets a variable for the process alone.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> RelayCommand {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
@@ -65,7 +62,7 @@ impl RelayCommand {
         self
     }
 
-    /// Writes a configuration file and passes it.
+    /// Writes a configuration file and adds `--config`.
     pub(crate) fn config_file(self, toml: &str) -> RelayCommand {
         let path = fresh_path("config.toml");
         std::fs::write(&path, toml).expect("a configuration file");
@@ -73,14 +70,14 @@ impl RelayCommand {
     }
 
     fn command(&self) -> Command {
-        // Cargo builds one for the tests, and none for the benches.
+        // Cargo builds the program for the tests, and not for the benches.
         let built = || option_env!("CARGO_BIN_EXE_walrelay").map(OsString::from);
         let program = std::env::var_os("WALRELAY_TEST_BINARY").or_else(built).expect("WALRELAY_TEST_BINARY");
         let mut command = Command::new(if self.env.is_some() { OsString::from("env") } else { program.clone() });
         if let Some(option) = &self.env {
             command.arg(option).arg(program);
         }
-        // Nothing of the caller's own set-up may steer the program under test.
+        // The caller's environment must not affect the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             if name.starts_with("WALRELAY_") || name.starts_with("PG") || name == "FAILPOINTS" || name == "RUST_LOG" {
@@ -92,19 +89,18 @@ impl RelayCommand {
         command
     }
 
-    /// Runs it to its end and gives what it wrote. For commands that end by themselves, and soon.
+    /// Runs it to its end and returns its output. For commands that soon end by themselves.
     #[track_caller]
     pub(crate) fn output(&self) -> Output {
         output_of(self.command(), COMMAND_DEADLINE)
     }
 
-    /// The same with a standard output that nobody reads any more.
     #[track_caller]
     pub(crate) fn unread_output(&self) -> Output {
         unread_output_of(self.command(), COMMAND_DEADLINE)
     }
 
-    /// Runs it to its end; panics with its words unless it succeeds.
+    /// Runs it to its end and returns its standard output; panics with its standard error if it fails.
     #[track_caller]
     pub(crate) fn succeed(&self) -> String {
         let output = self.output();
@@ -113,12 +109,12 @@ impl RelayCommand {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts it; a relay has HTTP on a free port.
+    /// Starts it; `run` gets HTTP on a free port.
     pub(crate) fn start(&self) -> Relay {
         self.start_with_log(&fresh_path("log"))
     }
 
-    /// The same with both outputs appended to `log`.
+    /// The same, with its output appended to `log`.
     pub(crate) fn start_with_log(&self, log: &Path) -> Relay {
         let port = free_port();
         let is_relay = self.arguments.first().is_some_and(|command| command == "run");
@@ -129,7 +125,7 @@ impl RelayCommand {
     }
 }
 
-/// The error a relay ended with and what it said to do about it: two lines at the end of its log.
+/// The error and the remedy of a relay: the two lines at the end of its log.
 #[track_caller]
 pub(crate) fn last_words(log: &str) -> (&str, &str) {
     let mut lines = log.lines().skip_while(|line| !line.starts_with("error: "));
@@ -142,14 +138,13 @@ fn fresh_path(suffix: &str) -> PathBuf {
     run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A running relay. Dropping it kills it with -9; in a failing test its last lines and its metrics are shown.
+/// A running relay. Dropping it kills it with SIGKILL; in a failing test it also prints its last lines and its metrics.
 pub(crate) struct Relay {
     pub(crate) process: Process,
     port: u16,
 }
 
 impl Relay {
-    /// Waits until `/readyz` says yes.
     #[track_caller]
     pub(crate) fn wait_ready(&mut self) {
         let caller = Location::caller();
@@ -166,18 +161,16 @@ impl Relay {
         self.get("/readyz").is_some_and(|(status, _)| status == 200)
     }
 
-    /// Status and text of `/readyz`; none while nobody answers.
+    /// Status and text of `/readyz`; none without an answer.
     pub(crate) fn readiness(&self) -> Option<(u16, String)> {
         self.get("/readyz")
     }
 
-    /// Waits for its end and gives the exit code.
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {
         self.process.wait_exit(deadline).code()
     }
 
-    /// SIGTERM, then its exit code.
     #[track_caller]
     pub(crate) fn terminate(&mut self, deadline: Duration) -> Option<i32> {
         self.process.signal("TERM");
@@ -192,7 +185,7 @@ impl Relay {
         self.process.log()
     }
 
-    /// The text of `/metrics`; empty while nobody answers.
+    /// The text of `/metrics`; empty without an answer.
     pub(crate) fn metrics(&self) -> String {
         self.get("/metrics").map(|(_, body)| body).unwrap_or_default()
     }

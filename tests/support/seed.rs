@@ -1,8 +1,8 @@
-//! Chance that can be had again: every test draws from one seed, printed when it fails.
+//! Reproducible random numbers: all tests draw from one seed, which is printed when a test fails.
 
 use std::sync::OnceLock;
 
-/// `WALRELAY_TEST_SEED`, or a fresh one.
+/// `WALRELAY_TEST_SEED`, or a random one.
 pub(crate) fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| match std::env::var("WALRELAY_TEST_SEED") {
@@ -11,16 +11,16 @@ pub(crate) fn seed() -> u64 {
     })
 }
 
-/// A generator of its own for `part`, the same in every run with the same seed.
+/// A generator for `part`, with the same numbers in every run with the same seed.
 pub(crate) fn generator(part: &str) -> fastrand::Rng {
-    // FNV-1a: a stable hash is all it takes to tell the parts apart.
+    // FNV-1a: a stable hash is enough to distinguish the parts.
     let hash = part
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     fastrand::Rng::with_seed(seed() ^ hash)
 }
 
-/// Says how to get the same chances again, once a test that holds it fails.
+/// Prints the seed when the test that holds it fails.
 pub(crate) struct Witness;
 
 impl Drop for Witness {
@@ -31,7 +31,7 @@ impl Drop for Witness {
     }
 }
 
-/// A number from the environment, for runs longer than the usual.
+/// A number from the environment, for example for longer runs.
 pub(crate) fn from_environment(name: &str, otherwise: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is not a number")),

@@ -1,4 +1,4 @@
-//! A blocking SQL session, for threads that write and look.
+//! A blocking SQL session, for threads of tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,30 +7,28 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row};
 
-/// How long a statement may take. None of a test's waits for longer, and one that waits for ever is to be named.
+/// The time limit of a statement. No statement of a test needs longer; the panic names one that does not end.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Sessions that were left, for whoever asks next: a look is repeated up to 200 times a second, and a session of Postgres
-/// costs a process.
+/// Idle sessions for reuse: a check is repeated up to 200 times a second, and a session of Postgres costs a process.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<Vec<(String, Session)>>);
 
 impl Sessions {
-    /// A session with the settings its server gave a new one then.
+    /// A session with the settings that the server has for new sessions.
     #[track_caller]
     pub(crate) fn take(self: &Arc<Sessions>, url: &str) -> Sql {
         let left = || {
             let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             left.iter().position(|(of, _)| of == url).map(|at| left.swap_remove(at).1)
         };
-        // A server that was restarted ended what was left.
+        // A restarted server has ended the idle sessions.
         let alive = std::iter::from_fn(left).find(|session| session.try_run("").is_ok());
         let session = alive.unwrap_or_else(|| Sql::connect(url).session.take().expect("a session"));
         Sql { session: Some(session), home: Some((Arc::clone(self), url.to_owned())) }
     }
 }
 
-/// One connection with the small runtime that drives it.
 struct Session {
     runtime: Runtime,
     client: Client,
@@ -41,32 +39,31 @@ impl Session {
         self.within(sql, self.client.batch_execute(sql))
     }
 
-    /// Drives what `sql` does, and panics where that does not end.
+    /// Drives `doing`, and panics with `sql` if it does not end.
     fn within<T>(&self, sql: &str, doing: impl Future<Output = T>) -> T {
         let ended = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, doing).await });
         ended.unwrap_or_else(|_| panic!("no end within {DEADLINE:?}: {sql}"))
     }
 }
 
-/// A session in use.
 pub(crate) struct Sql {
-    /// There until it is dropped.
+    /// Present until the drop.
     session: Option<Session>,
-    /// Where the session goes then, and the URL it was made with.
+    /// The owner of the session after the drop, and the URL of the session.
     home: Option<(Arc<Sessions>, String)>,
 }
 
 impl Drop for Sql {
     fn drop(&mut self) {
         let (Some(session), Some((home, url))) = (self.session.take(), self.home.take()) else { return };
-        // What is in a transaction refuses that, and ends with it.
+        // In a transaction `discard all` fails, and the session ends.
         if !std::thread::panicking() && session.try_run("discard all").is_ok() {
             home.0.lock().unwrap_or_else(PoisonError::into_inner).push((url, session));
         }
     }
 }
 
-/// How the tests connect to a URL.
+/// The connection settings of the tests for a URL.
 pub(crate) fn config(url: &str) -> Result<Config, Error> {
     let mut config: Config = url.parse()?;
     config.connect_timeout(Duration::from_secs(5)).application_name("walrelay-tests");
@@ -74,7 +71,6 @@ pub(crate) fn config(url: &str) -> Result<Config, Error> {
 }
 
 impl Sql {
-    /// Connects, or says why not.
     pub(crate) fn try_connect(url: &str) -> Result<Sql, Error> {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let config = config(url)?;
@@ -96,7 +92,6 @@ impl Sql {
         Sql::try_connect(url).unwrap_or_else(|error| panic!("no connection to Postgres: {error:?}"))
     }
 
-    /// Runs statements without parameters.
     pub(crate) fn try_run(&self, sql: &str) -> Result<(), Error> {
         self.session().try_run(sql)
     }
@@ -116,14 +111,14 @@ impl Sql {
         self.try_rows(sql, parameters).unwrap_or_else(|error| panic!("{sql}: {error:?}"))
     }
 
-    /// The one value of the one row, as text; empty for NULL or no row.
+    /// The value of a single row with one column, as text; empty for NULL or no row.
     #[track_caller]
     pub(crate) fn text(&self, sql: &str) -> String {
         let rows = self.rows(&format!("select ({sql})::text"), &[]);
         rows.first().and_then(|row| row.get::<_, Option<String>>(0)).unwrap_or_default()
     }
 
-    /// The one value of the one row, as a number.
+    /// The value of a single row with one column, as a number.
     #[track_caller]
     pub(crate) fn number(&self, sql: &str) -> i64 {
         let text = self.text(sql);

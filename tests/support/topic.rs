@@ -1,4 +1,4 @@
-//! Reading a topic as it is now, and making one as a test wants it.
+//! Reads topics as they are now, and creates topics for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,9 @@ use walrelay::demo::verify::{Delivered, fingerprint};
 use super::wait::{self, LIMIT};
 
 const PATIENCE: Duration = LIMIT;
-/// The same of all the clients that ask for one thing.
+/// The time limit of all clients for one administrative request.
 const ADMIN_PATIENCE: Duration = Duration::from_secs(100);
 
-/// One record, as the broker has it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     pub(crate) partition: i32,
@@ -29,29 +28,29 @@ pub(crate) struct Record {
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) value: Option<Vec<u8>>,
     pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
-    /// When the broker appended it, in milliseconds since the Unix epoch.
+    /// The time of the append at the broker, in milliseconds since the Unix epoch.
     pub(crate) appended_at_ms: i64,
 }
 
 impl Record {
-    /// A header's value as text; empty where there is none.
+    /// A header's value as text; empty without such a header.
     pub(crate) fn header(&self, name: &str) -> String {
         let value = self.headers.iter().find(|(found, _)| found == name).and_then(|(_, value)| value.as_deref());
         String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
     }
 
-    /// The key as text; empty where there is none.
+    /// The key as text; empty without a key.
     pub(crate) fn key_text(&self) -> String {
         String::from_utf8_lossy(self.key.as_deref().unwrap_or_default()).into_owned()
     }
 
-    /// The value as text; empty where there is none.
+    /// The value as text; empty without a value.
     pub(crate) fn value_text(&self) -> String {
         String::from_utf8_lossy(self.value.as_deref().unwrap_or_default()).into_owned()
     }
 }
 
-/// Records of a topic as the checker wants them, each with the id of its event.
+/// Records of a topic in the form of the checker, each with the id of its event.
 pub(crate) fn delivered(
     topic: &str,
     records: impl IntoIterator<Item = Record>,
@@ -75,26 +74,25 @@ pub(crate) fn consumer(brokers: &str) -> BaseConsumer {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("group.id", "walrelay-tests").set("enable.auto.commit", "false");
     config.set("log_level", "0").set("enable.partition.eof", "true").set("allow.auto.create.topics", "false");
-    // The default of librdkafka, and not that of other clients.
+    // librdkafka's default, which differs from that of other clients.
     config.set("isolation.level", "read_committed");
-    // A broker that comes back is found at once.
+    // Finds a restarted broker immediately.
     config.set("reconnect.backoff.max.ms", "200");
     config.create().expect("a consumer")
 }
 
-/// Clients that have found their brokers, for whoever asks next: most questions are asked again and again.
+/// Idle clients for reuse, which already know their brokers.
 static IDLE: Mutex<BTreeMap<String, Vec<BaseConsumer>>> = Mutex::new(BTreeMap::new());
 
 fn idle() -> MutexGuard<'static, BTreeMap<String, Vec<BaseConsumer>>> {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long one client may take to find its broker. One that asked a broker that was fenced just then was told of no
-/// broker at all, and never finds one again; the next client does.
+/// The time limit for one client to find its broker. A client that asked a fenced broker gets metadata without any
+/// broker, and never finds one again; the next client does.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A client, and the partitions of the topic with their first offsets and those behind their last. There are none where the
-/// topic does not exist.
+/// A client, and the partitions with their first offsets and those after their last. Empty without the topic.
 fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Vec<(i32, i64, i64)>) {
     let mut last = None;
     let found = wait::until(PATIENCE, || {
@@ -112,8 +110,7 @@ fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Vec<(i32, i64, i64)>) {
     found.unwrap_or_else(|| panic!("no offsets of {topic} from {brokers} within {PATIENCE:?}: {last:?}"))
 }
 
-/// All partitions, or none at all: a topic that came into being this moment, and one whose broker went away, have leaders the
-/// next.
+/// All partitions, or an error: partitions of a new topic, or of a broker that stopped, have no leader for a moment.
 fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)>> {
     let metadata = consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE)?;
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(Vec::new()) };
@@ -122,7 +119,7 @@ fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)
         Some(RDKafkaErrorCode::UnknownTopicOrPartition) => return Ok(Vec::new()),
         Some(code) => return Err(KafkaError::MetadataFetch(code)),
     }
-    // Two requests for all partitions: what asks for the offsets of times takes these for times.
+    // Two requests for all partitions. `offsets_for_times` accepts these special offsets in place of times.
     let offsets = |of: Offset| {
         let mut asked = TopicPartitionList::new();
         for partition in found.partitions() {
@@ -143,24 +140,24 @@ fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)
     found.partitions().iter().map(|partition| of(partition.id())).collect()
 }
 
-/// Drops a client on a thread of its own: librdkafka's threads were seen not to end, and a test is not to wait for that.
+/// Drops a client in a thread of its own: librdkafka's threads sometimes do not end, and a test must not wait for them.
 pub(crate) fn close(client: impl Send + 'static) {
     std::thread::spawn(move || drop(client));
 }
 
-/// Partitions of the topic with their first offsets and those behind their last.
+/// The partitions of the topic with their first offsets and the offsets after their last ones.
 fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
     let (consumer, ends) = reader(brokers, topic);
     idle().entry(brokers.to_owned()).or_default().push(consumer);
     ends
 }
 
-/// How many offsets the topic holds, which are as many records unless transactions ended in it; 0 where it does not exist.
+/// The number of offsets in the topic: that of its records, unless it has transactions. 0 without the topic.
 pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
     extent(brokers, topic).iter().map(|(_, low, high)| high - low).sum()
 }
 
-/// The partitions with their first and last offsets, or why nobody knows.
+/// The partitions with their first and last offsets, or the error.
 pub(crate) fn offsets(brokers: &str, topic: &str) -> String {
     let consumer = consumer(brokers);
     let offsets = ends(&consumer, topic);
@@ -168,17 +165,17 @@ pub(crate) fn offsets(brokers: &str, topic: &str) -> String {
     offsets.map_or_else(|error| error.to_string(), |ends| format!("{ends:?}"))
 }
 
-/// How many partitions it has; 0 where it does not exist.
+/// The number of partitions; 0 if the topic does not exist.
 pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
     extent(brokers, topic).len()
 }
 
-/// Everything in the topic that is committed up to the high watermarks of this moment, by partition and offset.
+/// All committed records up to the present high watermarks, by partition and offset.
 pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
     read_whole(brokers, topic).1
 }
 
-/// The same behind the number of partitions.
+/// The same, after the number of partitions.
 pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
     let mut records = Vec::new();
     let partitions = each(brokers, topic, |message| records.push(record(message)));
@@ -186,8 +183,7 @@ pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
     (partitions, records)
 }
 
-/// Hands each of these records to `take`, those of a partition in the order of their offsets, and gives the number of
-/// partitions.
+/// Calls `take` with each of these records, ordered within a partition. Returns the number of partitions.
 pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMessage<'_>)) -> usize {
     let (consumer, mut ends) = reader(brokers, topic);
     let partitions = ends.len();
@@ -196,8 +192,8 @@ pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMes
     for (partition, _, _) in &ends {
         assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");
     }
-    // Partitions that were not read up to the end that was asked for. The ends of transactions have offsets and are no
-    // records: the end of what there is says so as well.
+    // Partitions that are not read up to their ends. The end of a transaction has an offset and is not a record, so the
+    // end of a partition counts, too.
     let mut left: BTreeSet<i32> = ends.iter().map(|(partition, _, _)| *partition).collect();
     if !left.is_empty() {
         consumer.assign(&assignment).expect("assign");
@@ -210,12 +206,12 @@ pub(crate) fn each(brokers: &str, topic: &str, mut take: impl FnMut(&BorrowedMes
                 left.remove(&partition);
                 continue;
             }
-            // A broker that goes away: the client finds the next leader by itself.
+            // After the loss of a broker, the client finds the next leader by itself.
             Err(KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure)) => continue,
             Err(error) => panic!("{topic}: {error}"),
         };
         let end = ends.iter().find(|(partition, _, _)| *partition == message.partition());
-        // What is appended meanwhile is behind the end that was asked for.
+        // A record that was appended meanwhile is after the end.
         if let Some((partition, _, high)) = end {
             if message.offset() < *high {
                 take(&message);
@@ -249,7 +245,7 @@ fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
     config.create().expect("an admin client")
 }
 
-/// What the broker answers to a request of an administrator. A client that found no broker is given up for the next one.
+/// The answer to an administrative request. A client that found no broker is replaced by another.
 fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientContext>) -> KafkaResult<T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut last = None;
@@ -269,12 +265,12 @@ fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientCo
     answer.unwrap_or_else(|| panic!("no answer from {brokers} within {ADMIN_PATIENCE:?}: {last:?}"))
 }
 
-/// Makes a topic with as many replicas as its brokers make of one, and waits until its partitions have leaders.
+/// Creates a topic with the default number of replicas, and waits until its partitions have leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
     make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)), settings);
 }
 
-/// Deletes a topic, and waits until the brokers know it no more.
+/// Deletes a topic, and waits until the brokers no longer know it.
 pub(crate) fn delete(brokers: &str, topic: &str) {
     let deleted = answered(brokers, async |admin| admin.delete_topics(&[topic], &AdminOptions::new()).await);
     let gone = |deleted: &TopicResult| matches!(deleted, Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)));
@@ -282,7 +278,6 @@ pub(crate) fn delete(brokers: &str, topic: &str) {
     super::wait::eventually("it is gone", PATIENCE, || partitions(brokers, topic), |found| *found == 0);
 }
 
-/// Changes settings of a topic.
 pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
     let altered = settings
         .iter()
@@ -291,7 +286,7 @@ pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
     assert!(done.iter().all(Result::is_ok), "{done:?}");
 }
 
-/// Makes a topic with one partition on each of `nodes`, which may be the same one again and again.
+/// Creates a topic with one partition on each of `nodes`, which may repeat a node.
 pub(crate) fn create_on(brokers: &str, topic: &str, nodes: &[i32], settings: &[(&str, &str)]) {
     let replicas: Vec<&[i32]> = nodes.chunks(1).collect();
     let partitions = i32::try_from(nodes.len()).expect("a count of partitions");
@@ -303,14 +298,14 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
         new = new.set(name, value);
     }
     let made = answered(brokers, async |admin| admin.create_topics([&new], &AdminOptions::new()).await);
-    // Whoever was not answered the first time may have made it all the same.
+    // A first request without an answer may have created it.
     let there = |made: &TopicResult| matches!(made, Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)));
     assert!(made.iter().all(there), "{made:?}");
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
 }
 
-/// Appends records by their keys, as somebody else would: partition, offset and time of each are the broker's.
+/// Appends records by their keys, as another producer would. The broker assigns partition, offset and time.
 pub(crate) fn append(brokers: &str, topic: &str, records: &[Record]) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("log_level", "0");

@@ -1,20 +1,20 @@
-//! Waiting for a condition, never for a time.
+//! Waits for a condition, never for a time.
 
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is waited for and not measured, on two cores that others use as well.
+/// The time limit of every wait without a limit of its own, on two cores that others use as well.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Pauses between two looks: an eighth of what was waited so far, within these. A look may cost a session or a client.
+/// The pause between two checks is an eighth of the time so far, within these bounds. A check may cost a session.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// The same where something must not happen: what comes and goes again is to be seen.
+/// The pause where a condition must not occur, so that a short occurrence is noticed.
 const STEADY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Tells threads of a scope to end, however the one that holds this ends: the scope waits for them.
+/// Makes the threads of a scope end when it is dropped, also by a panic: the scope waits for them.
 pub(crate) struct Stopped<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Stopped<'_> {
@@ -23,7 +23,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Calls `look` until it gives something or `deadline` has passed.
+/// Calls `look` until it returns a value or `deadline` has passed.
 pub(crate) fn until<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     loop {
@@ -37,7 +37,7 @@ pub(crate) fn until<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Calls `look` until what it gives satisfies `enough`; panics at the caller with the last value otherwise.
+/// Calls `look` until its value satisfies `enough`; after `deadline`, panics at the caller with the last value.
 #[track_caller]
 pub(crate) fn eventually<T: Debug>(
     what: &str,
@@ -58,7 +58,7 @@ pub(crate) fn eventually<T: Debug>(
     found.unwrap_or_else(|| panic!("{caller}: not within {deadline:?}: {what}; last seen: {last:?}"))
 }
 
-/// Shows that a condition holds for all of `period`: the only wait for a time, for what must *not* happen.
+/// Checks that a condition holds during all of `period`. The only wait for a time: for what must *not* happen.
 #[track_caller]
 pub(crate) fn throughout(what: &str, period: Duration, mut holds: impl FnMut() -> bool) {
     let caller = Location::caller();

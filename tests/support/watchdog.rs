@@ -1,4 +1,4 @@
-//! A test that never ends is named, with what each thread of the process waits in, and ends the run.
+//! Ends the run if a test does not end: names the test, and the system call of each thread of the process.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,15 +7,14 @@ use std::sync::{Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Longer than any test takes, on two cores that others use as well.
+/// Longer than the slowest test, on two cores that others use as well.
 const LIMIT: Duration = Duration::from_secs(1500);
 
-/// How often the tests are looked at.
 const EVERY: Duration = Duration::from_secs(5);
 
 type Running = Mutex<Vec<(u64, Thread, Instant)>>;
 
-/// Counts the test on whose thread it was made as running, until it is dropped.
+/// Counts the test of the current thread as running, until it is dropped.
 pub(crate) struct Watched(u64);
 
 impl Watched {
@@ -68,7 +67,7 @@ fn running() -> &'static Running {
     })
 }
 
-/// A line for each thread: its name and the call of the kernel it is in.
+/// A line for each thread: its name and its system call.
 fn threads(tasks: &Path) -> String {
     let Ok(tasks) = std::fs::read_dir(tasks) else { return String::new() };
     let word = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default().trim().to_owned();

@@ -1,4 +1,4 @@
-//! The writers of `walrelay demo`, for threads that wait.
+//! The writers of `walrelay demo`, for threads without a runtime.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,15 +10,13 @@ use super::seed::{Witness, from_environment, seed};
 use super::sql;
 use super::wait;
 
-/// Who writes what.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) writers: usize,
-    /// Aggregates per type.
     pub(crate) aggregates: usize,
-    /// Longest pause between two transactions of one writer; zero for none.
+    /// The longest pause between two transactions of one writer; zero for no pause.
     pub(crate) pause: Duration,
-    /// Characters of filling in each payload, on average.
+    /// The average number of filling characters in a payload.
     pub(crate) filling: i32,
 }
 
@@ -29,9 +27,8 @@ impl Default for Plan {
     }
 }
 
-/// Writers at work, until they are stopped.
 pub(crate) struct Workload {
-    /// There until they are stopped.
+    /// Present until the stop.
     writers: Option<workload::Workload>,
     runtime: Runtime,
     _witness: Witness,
@@ -49,7 +46,7 @@ impl Workload {
             hold_max: Duration::from_millis(5),
             filling_chars_max: 2 * plan.filling,
             seed: seed(),
-            // A server that is killed on purpose comes back.
+            // Writers survive a server that a test kills.
             reconnect: true,
         };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -59,21 +56,19 @@ impl Workload {
         Workload { writers: Some(writers), runtime, _witness: Witness }
     }
 
-    /// Transactions whose commit was answered so far. One that was not answered may have happened: the table knows, and the
-    /// checker asks it.
+    /// The number of transactions whose commit was answered so far. The table shows whether others committed.
     pub(crate) fn committed(&self) -> u64 {
         let writers = self.writers.as_ref().expect("writers");
         writers.counts().committed_transactions.load(Ordering::Relaxed)
     }
 
-    /// Waits until `more` further transactions have committed.
     #[track_caller]
     pub(crate) fn wait_for(&self, more: u64) {
         let goal = self.committed() + more;
         wait::eventually("writers go on", Duration::from_secs(60), || self.committed(), |now| *now >= goal);
     }
 
-    /// Stops the writers and waits until the last of them has ended.
+    /// Stops the writers and waits until all have ended. Returns the number of committed transactions.
     pub(crate) fn stop(mut self) -> u64 {
         let writers = self.writers.take().expect("writers");
         let counts = self.runtime.block_on(writers.stop()).expect("the writers end well");

@@ -1,4 +1,4 @@
-//! What one test has to itself: a database, a slot, topics, on servers it shares with the others.
+//! The resources of one test: a database, a slot and topics, on servers that other tests use, too.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,10 +19,10 @@ use super::wait::{self, LIMIT, eventually};
 use super::watchdog::Watched;
 use super::workload::{Plan, Workload};
 
-/// How long everything committed may take to arrive, once nothing is in the way.
+/// The time limit until all committed events have arrived, without a fault.
 pub(crate) const ARRIVAL: Duration = LIMIT;
 
-/// A row of id, aggregate, version and payload, of which the record belongs into this topic.
+/// A row of id, aggregate, version and payload, whose record belongs into `topic`.
 pub(crate) fn committed(topic: &str, row: &Row) -> Committed {
     let [id, aggregate, payload] = [0, 1, 3].map(|column| row.get::<_, &str>(column));
     Committed {
@@ -35,23 +35,22 @@ pub(crate) fn committed(topic: &str, row: &Row) -> Committed {
     }
 }
 
-/// One test's corner of the servers.
 pub(crate) struct World {
-    /// Names database and slot and begins every aggregate type.
+    /// The name of database and slot, and the prefix of every aggregate type.
     pub(crate) name: String,
     pub(crate) database_url: String,
     pub(crate) brokers: String,
-    /// Aggregate types that are used; `kind(n)` and `topic(n)` count into them.
+    /// The aggregate types, which `kind(n)` and `topic(n)` index.
     kinds: Vec<String>,
     sessions: Arc<Sessions>,
-    /// Where its slots are dropped at its end: each would keep WAL, and rows of the catalog, from the other tests' server.
+    /// The server on which to drop the slots at the end: each would retain WAL and rows of the catalog for later tests.
     shared_url: Option<String>,
     _witness: Witness,
     _watched: Watched,
 }
 
 impl World {
-    /// On the shared servers, with everything `walrelay setup` does.
+    /// On the shared servers, after `walrelay setup`.
     #[track_caller]
     pub(crate) fn new() -> World {
         let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
@@ -59,7 +58,7 @@ impl World {
         world
     }
 
-    /// On these servers, with everything `walrelay setup` does.
+    /// On these servers, after `walrelay setup`.
     #[track_caller]
     pub(crate) fn on(postgres: &Postgres, brokers: &str) -> World {
         let world = World::bare(postgres, brokers);
@@ -67,11 +66,11 @@ impl World {
         world
     }
 
-    /// Database, tables and names only: no publication, no slot.
+    /// With database, tables and names only: no publication, no slot.
     #[track_caller]
     pub(crate) fn bare(postgres: &Postgres, brokers: &str) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // No two runs share a name, on servers that outlive them: positions of an earlier one would be a mismatch.
+        // Runs on servers that outlive them must not share a name: the position of an earlier run would not match.
         static RUN: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..0x0100_0000));
         let name = format!("t{:06x}_{}", *RUN, COUNT.fetch_add(1, Ordering::Relaxed));
         postgres.sql().run(&format!("create database {name}"));
@@ -89,13 +88,12 @@ impl World {
         world
     }
 
-    /// On the shared servers: a table whose rows tell their transaction and their order. No publication, no slot.
+    /// On the shared servers, with a table that has the transaction and the order of its rows. No publication, no slot.
     #[track_caller]
     pub(crate) fn keeping() -> World {
         World::keeping_on(Postgres::shared(), Kafka::shared().brokers())
     }
 
-    /// The same on these servers.
     #[track_caller]
     pub(crate) fn keeping_on(postgres: &Postgres, brokers: &str) -> World {
         let world = World::bare(postgres, brokers);
@@ -106,7 +104,6 @@ impl World {
         world
     }
 
-    /// The publication alone.
     #[track_caller]
     pub(crate) fn publish(&self) {
         self.sql().run(&format!(
@@ -115,7 +112,7 @@ impl World {
         ));
     }
 
-    /// Drops the slot, whoever streams from it.
+    /// Drops the slot, and ends a session that streams from it.
     #[track_caller]
     pub(crate) fn drop_slot(&self) {
         let sql = self.sql();
@@ -133,23 +130,20 @@ impl World {
         );
     }
 
-    /// `walrelay setup`.
     #[track_caller]
     pub(crate) fn setup(&self) {
         self.command("setup").succeed();
     }
 
-    /// A command with slot and database.
+    /// A command for the slot and the database.
     pub(crate) fn command(&self, command: &str) -> RelayCommand {
         RelayCommand::new(command).option("--slot", &self.name).option("--database-url", &self.database_url)
     }
 
-    /// `walrelay run` with what it needs.
     pub(crate) fn run(&self) -> RelayCommand {
         self.command("run").option("--brokers", &self.brokers).option("--log-format", "json")
     }
 
-    /// A relay that is ready.
     #[track_caller]
     pub(crate) fn relay(&self) -> Relay {
         let mut relay = self.run().start();
@@ -157,13 +151,11 @@ impl World {
         relay
     }
 
-    /// An SQL session in this test's database.
     #[track_caller]
     pub(crate) fn sql(&self) -> Sql {
         self.sessions.take(&self.database_url)
     }
 
-    /// The same with this many aggregate types.
     pub(crate) fn with_kinds(mut self, count: usize) -> World {
         self.kinds = (0..count).map(|number| format!("{}.kind{number}", self.name)).collect();
         self
@@ -175,50 +167,42 @@ impl World {
         self
     }
 
-    /// An aggregate type.
     pub(crate) fn kind(&self, number: usize) -> &str {
         &self.kinds[number]
     }
 
-    /// Its topic.
     pub(crate) fn topic(&self, number: usize) -> String {
         format!("outbox.event.{}", self.kinds[number])
     }
 
-    /// Writers over all aggregate types.
     pub(crate) fn workload(&self, plan: &Plan) -> Workload {
         Workload::start(&self.database_url, &self.kinds, plan)
     }
 
-    /// Commits one event of `aggregate` in type 0.
     #[track_caller]
     pub(crate) fn emit(&self, sql: &Sql, aggregate: &str) {
         self.emit_to(sql, 0, aggregate);
     }
 
-    /// Commits one event of `aggregate` in a type.
     #[track_caller]
     pub(crate) fn emit_to(&self, sql: &Sql, kind: usize, aggregate: &str) {
         sql.run(&format!("select emit('{}', '{aggregate}', 20)", self.kinds[kind]));
     }
 
-    /// All records of a type's topic.
     pub(crate) fn records(&self, kind: usize) -> Vec<Record> {
         topic::read(&self.brokers, &self.topic(kind))
     }
 
-    /// How many records there are in all topics.
     pub(crate) fn delivered(&self) -> i64 {
         (0..self.kinds.len()).map(|kind| topic::count(&self.brokers, &self.topic(kind))).sum()
     }
 
-    /// Rows committed so far.
     #[track_caller]
     pub(crate) fn committed(&self) -> i64 {
         self.sql().number("select count(*) from outbox")
     }
 
-    /// The checker's findings on this moment. Stop the writers first.
+    /// The checker's findings for the present state. Stop the writers first.
     #[track_caller]
     pub(crate) fn check(&self) -> Findings {
         let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, aggregatetype from outbox
@@ -229,7 +213,7 @@ impl World {
         self.verify(&rows, &topics, |record| record.header("id"))
     }
 
-    /// The checker's findings on what these topics hold of `rows`, each record with the id that `id` gives it.
+    /// The checker's findings for `rows` in these topics, with `id` as the id of each record.
     #[track_caller]
     pub(crate) fn verify(&self, rows: &[Committed], topics: &[String], id: impl Fn(&Record) -> String) -> Findings {
         let ids: BTreeSet<&str> = rows.iter().map(|row| &*row.id).collect();
@@ -243,7 +227,7 @@ impl World {
         verify(rows, &found).findings
     }
 
-    /// The same where some rows cannot be delivered: those without a version in their payload.
+    /// The same where some rows cannot be delivered: rows without a version in their payload.
     #[track_caller]
     pub(crate) fn assert_all_good_delivered(&self) -> Findings {
         let findings =
@@ -252,18 +236,18 @@ impl World {
         findings
     }
 
-    /// Waits until every committed row has arrived, and gives the findings, which are sound.
+    /// Waits until every committed row has arrived, and returns the findings, which are sound.
     #[track_caller]
     pub(crate) fn assert_all_delivered(&self) -> Findings {
         let committed = self.committed();
-        // Counting is cheap. With copies among them, as many records as rows does not mean all rows.
+        // Counting is cheap. With duplicates, as many records as rows does not mean all rows.
         wait::until(ARRIVAL, || (self.delivered() >= committed).then_some(()));
         let findings = eventually("every row has arrived", ARRIVAL, || self.check(), |found| found.lost.is_empty());
         findings.assert_sound();
         findings
     }
 
-    /// `confirmed_flush_lsn` in bytes from zero; 0 without a slot.
+    /// `confirmed_flush_lsn` as a number of bytes; 0 without a slot.
     #[track_caller]
     pub(crate) fn confirmed(&self) -> i64 {
         self.slot("coalesce((confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0)").parse().unwrap_or(0)
@@ -275,42 +259,42 @@ impl World {
         self.sql().text(&format!("select {expression} from pg_replication_slots where slot_name = '{}'", self.name))
     }
 
-    /// The walsender's pid; 0 while nobody streams.
+    /// The walsender's pid; 0 if no session streams.
     #[track_caller]
     pub(crate) fn walsender(&self) -> i64 {
         self.slot("coalesce(active_pid, 0)").parse().unwrap_or(0)
     }
 
-    /// Waits until somebody streams from the slot, ready or not, and gives the walsender's pid.
+    /// Waits until a session streams from the slot, and returns the walsender's pid. The relay need not be ready.
     #[track_caller]
     pub(crate) fn wait_streaming(&self) -> i64 {
-        // Whoever makes a slot holds it, too.
+        // A session that creates a slot holds the slot, too.
         let pid = "coalesce((select pid from pg_stat_replication r where r.pid = active_pid
              and state in ('catchup', 'streaming')), 0)";
         eventually("somebody streams", ARRIVAL, || self.slot(pid).parse().unwrap_or(0), |pid| *pid != 0)
     }
 
-    /// Where the next record of the log begins, in bytes from zero: behind all that was written, and behind the header of a
-    /// page that is full.
+    /// The start of the next WAL record, in bytes: after everything that was written, and after the header of a full
+    /// page.
     #[track_caller]
     pub(crate) fn wal(&self) -> i64 {
         self.sql().number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
     }
 
-    /// Where the last record that was flushed ends. What is sent and confirmed gets as far as this, at the end of a page, too.
+    /// The end of the last flushed record. Sent and confirmed LSNs reach it, also at the end of a page.
     #[track_caller]
     pub(crate) fn flushed(&self) -> i64 {
         self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")
     }
 
-    /// This database's URL with the proxy in the server's place.
+    /// The URL of this database through the proxy.
     pub(crate) fn url_through(&self, proxy: &Proxy) -> String {
         let (credentials, rest) = self.database_url.split_once('@').expect("a user in the URL");
         let path = rest.split_once('/').map_or("", |(_, path)| path);
         format!("{credentials}@{}/{path}", proxy.address())
     }
 
-    /// Waits until the slot is confirmed up to what is in the log by now.
+    /// Waits until the slot is confirmed up to the present end of the flushed WAL.
     #[track_caller]
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {
         let goal = self.flushed();
@@ -330,7 +314,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// Writes down what the servers have of this test, for whoever looks for the cause of its failure.
+    /// Prints the servers' state of this test, to help find the cause of a failure.
     fn tell(&self) {
         let server = Sql::try_connect(&self.database_url);
         let told = server.map_err(|error| error.to_string()).and_then(|sql| {
@@ -354,7 +338,7 @@ impl World {
     fn drop_slots(&self, url: &str) {
         let Ok(sql) = Sql::try_connect(url) else { return };
         let slots = format!("from pg_replication_slots where database = '{}'", self.name);
-        // A relay that was killed this moment leaves a walsender that finds out the next.
+        // The walsender of a relay that was just killed ends a moment later.
         let _dropped = wait::until(Duration::from_secs(5), || {
             let _ended = sql.try_run(&format!("select pg_terminate_backend(active_pid) {slots} and active"));
             let _dropped = sql.try_run(&format!("select pg_drop_replication_slot(slot_name) {slots} and not active"));
@@ -374,11 +358,11 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
     writers.wait_for(100);
     writers.stop();
 
-    // A relay of a few lines: rows by version, straight from the table.
+    // A minimal relay: rows by version, directly from the table.
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", &world.brokers)
         .set("partitioner", "murmur2_random")
-        // A batch that is sent again, to a topic that is being made, keeps its place.
+        // A repeated batch, to a topic that is being created, keeps its order.
         .set("enable.idempotence", "true")
         .create()
         .unwrap();

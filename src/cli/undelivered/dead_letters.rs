@@ -152,7 +152,6 @@ impl Store for DeadLetters {
 /// Reports the number of records that were read, and of all.
 type OnRead<'s> = &'s mut dyn FnMut(u64, u64);
 
-/// The topic, and the conditions for its dead letters.
 #[derive(Debug)]
 struct Topic {
     config: Config,
@@ -207,7 +206,6 @@ impl Topic {
         read.await.map_err(|error| reader_ended(&error))?
     }
 
-    /// `None` if the topic does not exist.
     fn scan(&self, wanted: &DeadLetterFilter, on_read: OnRead<'_>) -> Result<Option<Scan>> {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, on_read)
     }
@@ -303,7 +301,6 @@ impl Topic {
     }
 }
 
-/// Dead letters by their times and places.
 type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
 fn keep(oldest: &mut Oldest, limit: usize, letter: &DeadLetter<'_>, outcome: Option<Settles>) {
@@ -367,11 +364,10 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Dead letters without a record to send that are listed; all are counted.
+/// The greatest number of listed dead letters without a record to send; all are counted.
 const LISTED_MAX: usize = 100;
-/// Topics with a count of their own.
 const TOPICS_MAX: usize = 1_000;
-/// Has the count of all other topics; no topic has this name.
+/// Has the count of all other topics. It is not a valid topic name.
 const OTHER_TOPICS: &str = "(others)";
 
 /// A retry or drop of dead letters: the plan, and then the result.
@@ -382,7 +378,6 @@ struct Resolution {
     dry_run: bool,
     #[serde(flatten)]
     counts: Counts,
-    /// The number of dead letters for each topic.
     topics: BTreeMap<String, u64>,
     /// The number of dead letters without a record to send.
     unsendable: u64,

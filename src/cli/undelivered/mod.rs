@@ -22,7 +22,6 @@ use crate::upkeep::parked::BEHIND;
 pub(crate) use dead_letters::DeadLetters;
 pub(crate) use parked::Parked;
 
-/// The most events that `show` prints.
 const SHOWN_MAX: usize = 20;
 
 #[derive(Debug)]
@@ -61,7 +60,6 @@ pub(super) fn help<S: Store>() -> String {
     S::HELP.group.to_owned() + S::HELP.change_exit_codes + "\nEach command's own --help has more."
 }
 
-/// A change of undelivered events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
@@ -246,7 +244,6 @@ impl Filters {
         lists.iter().all(|list| list.is_empty()) && times.iter().all(|time| time.is_none())
     }
 
-    /// Refuses a class that is not in `known`.
     pub(crate) fn has_classes(&self, known: &[&str]) -> Result<()> {
         let Some(unknown) = self.class.iter().find(|class| !known.contains(&class.as_str())) else { return Ok(()) };
         Err(Error::new(Kind::Config, format!("--class: there is no class {}", cell(unknown.as_bytes(), 40)))
@@ -297,7 +294,6 @@ fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
     })
 }
 
-/// Characters kept of a name or a key.
 pub(crate) const NAME_CHARS_MAX: usize = 200;
 const ERROR_CHARS_MAX: usize = 1_000;
 /// Characters of a name in a cell of a table.
@@ -306,13 +302,11 @@ const CELL_CHARS: usize = 40;
 const COLUMNS: [&str; 11] =
     ["age", "class", "row id", "dead letter", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
 
-/// The fields of an event in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     pub(crate) row_id: Option<String>,
     pub(crate) outbox: Option<String>,
     pub(crate) key: Option<String>,
-    /// The topic it was to be sent to.
     pub(crate) topic: Option<String>,
     pub(crate) class: String,
     pub(crate) error: Option<String>,
@@ -332,13 +326,11 @@ pub(crate) enum State {
     Parked {
         next_try_at: Option<String>,
         asked: Option<String>,
-        /// Later events of the aggregate.
         behind: u64,
         #[serde(skip)]
         next_ms: Option<i64>,
     },
     DeadLetter {
-        /// `PARTITION:OFFSET`.
         letter: String,
         slot: Option<String>,
         original_position: Option<String>,
@@ -367,14 +359,12 @@ pub(crate) enum More {
         index: i64,
         via: String,
         committed_at: Option<String>,
-        /// Earlier events of the aggregate.
         before: u64,
         columns: Vec<Column>,
     },
     DeadLetter {
         /// The headers of the intended record.
         headers: Vec<Header>,
-        /// The value as text, with `--payload`.
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<String>,
         /// The value in hexadecimal digits, with `--payload` if the value is not text.
@@ -540,7 +530,6 @@ impl Details {
 }
 
 impl Counts {
-    /// The counts of the dead-letter topic `topic`.
     pub(crate) fn of_letters(topic: &str, counts: library::Counts) -> Counts {
         let library::Counts { matched, classes, resolved: settled, other_slots, foreign } = counts;
         Counts {

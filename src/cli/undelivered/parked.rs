@@ -1,5 +1,4 @@
-//! The table `walrelay.parked`: events that wait for the relay. `retry` and `drop` write a request into the table, and the
-//! relay carries it out.
+//! The table `walrelay.parked`. `retry` and `drop` write a request into the table, and the relay carries it out.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +55,7 @@ impl Store for Parked {
 
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
         let table = Table::open(&args.chosen).await?;
-        // An event that is named is listed, whatever is before it.
+        // An event that is named is listed, also behind another one.
         let is_named = args.chosen.store.is_named() || !args.chosen.filters.id.is_empty();
         let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
         let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
@@ -71,8 +70,8 @@ impl Store for Parked {
         table.found(&rows, details).await
     }
 
-    /// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a number for
-    /// each of the 100 000 events that may wait.
+    /// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a
+    /// number for each parked event, of which there are at most 100 000.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let table = Table::open(&args.chosen).await?;
         let counts = table.counts().await?;

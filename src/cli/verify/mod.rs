@@ -110,7 +110,6 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     Ok(report.verdict(args.no_duplicates)?)
 }
 
-/// The headers that carry the ids of rows.
 fn id_headers(config: &Config) -> Result<Vec<String>> {
     let tables: Vec<&OutboxConfig> = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()).collect();
     if tables.is_empty() {
@@ -185,8 +184,7 @@ impl Report {
         self.findings = findings;
     }
 
-    /// For people. Records of no row are counted, and listed only where `unknown` says so: where rows are deleted, there are
-    /// always some.
+    /// The report for people. Records without a row are listed only with `unknown`: deleted rows always leave some.
     pub(crate) fn text(&self, unknown: bool) -> String {
         let head = [
             "outbox",
@@ -278,7 +276,6 @@ impl Report {
     }
 }
 
-/// Place, id, key and reason.
 fn line(example: &Example) -> [String; 4] {
     let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()).to_string());
     let topic = example.topic.as_deref().unwrap_or_default();

@@ -19,7 +19,6 @@ const DOING: &str = "reading the outbox";
 const BEGIN: &str = "begin isolation level repeatable read read only; set local row_security = off; \
                      set local cursor_tuple_fraction = 1";
 const FETCH: &str = "fetch forward 2000 from walrelay_verify";
-/// Ids per query.
 const IDS_MAX: usize = 1_000;
 
 #[derive(Debug)]
@@ -30,7 +29,6 @@ pub(crate) struct Plan {
     /// The outbox as far as topic, key, partition and timestamp go, and its columns.
     outbox: OutboxConfig,
     columns: Vec<crate::decode::Column>,
-    /// The id's type in SQL.
     id_type: String,
     table: String,
     condition: String,
@@ -125,7 +123,6 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     ))
 }
 
-/// Routes the rows of one plan.
 struct Routing<'p> {
     plan: &'p Plan,
     router: Router,

@@ -1,4 +1,4 @@
-//! Three brokers, each a controller too: replication 3, two of them in sync. Any one of them may go at any time.
+//! Three nodes, each broker and controller: replication factor 3, `min.insync.replicas` 2. Any single one may stop.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,11 +20,11 @@ const START_DEADLINE: Duration = Duration::from_secs(120);
 
 const NODES: [i32; 3] = [1, 2, 3];
 
-/// How long a broker that was killed counts as there, and leads: so long its partitions stand still. A broker says that it
-/// lives four times as often.
+/// The time until a killed broker is fenced. Until then it counts as leader, and its partitions do not answer. The
+/// interval of heartbeats is a quarter of it.
 const SESSION_MS: u32 = 4_000;
 
-/// See the module's documentation. It is killed with its value.
+/// See the module's documentation. Dropping it kills the brokers.
 pub(crate) struct Cluster {
     nodes: Vec<Node>,
     brokers: String,
@@ -37,7 +37,7 @@ struct Node {
 }
 
 impl Cluster {
-    /// Started, with all brokers in each other's metadata.
+    /// Starts a cluster, and waits until the metadata has all brokers.
     #[track_caller]
     pub(crate) fn start() -> Cluster {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -63,26 +63,24 @@ impl Cluster {
         cluster
     }
 
-    /// `bootstrap.servers`: all of them.
     pub(crate) fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// The broker that leads a partition of `topic`, if one does just now.
+    /// The leader of a partition of `topic`, if it has one at present.
     pub(crate) fn leader(&self, topic: &str, partition: i32) -> Option<i32> {
         let metadata = metadata(&self.brokers, Some(topic))?;
         let mut partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
         Some(partitions.find(|found| found.id() == partition)?.leader()).filter(|leader| *leader > 0)
     }
 
-    /// SIGKILL.
     pub(crate) fn kill_hard(&self, id: i32) {
         if let Some(mut process) = self.node(id).process.lock().expect("process").take() {
             process.kill_hard();
         }
     }
 
-    /// SIGTERM, and its end: it hands over what it leads first.
+    /// Sends SIGTERM and waits for the end: the broker first hands its leaderships over.
     #[track_caller]
     pub(crate) fn stop(&self, id: i32) {
         if let Some(mut process) = self.node(id).process.lock().expect("process").take() {
@@ -91,12 +89,11 @@ impl Cluster {
         }
     }
 
-    /// SIGSTOP: connections stay open, nothing answers, and others lead once its session is over.
+    /// Sends SIGSTOP: connections stay open, and other brokers become leaders after the session timeout.
     pub(crate) fn freeze(&self, id: i32) {
         self.signal(id, "STOP");
     }
 
-    /// SIGCONT.
     pub(crate) fn thaw(&self, id: i32) {
         self.signal(id, "CONT");
     }
@@ -107,11 +104,11 @@ impl Cluster {
         }
     }
 
-    /// Starts it on the log and ports it has; returns at once.
+    /// Starts it with its log directory and ports; does not wait.
     #[track_caller]
     pub(crate) fn spawn(&self, id: i32) {
         let node = self.node(id);
-        // Three on two cores: what starts fast matters more than what runs fast.
+        // Three brokers on two cores: the time of the start matters more than the speed afterwards.
         let mut command = java(&["-Xmx256m"]);
         command.arg("kafka.Kafka").arg(node.directory.join("server.properties")).current_dir(&node.directory);
         let process = Process::start("kafka", command, &node.directory.join("server.log"));
@@ -119,7 +116,7 @@ impl Cluster {
         assert!(before.is_none(), "broker {id} already runs");
     }
 
-    /// Waits until each partition of these topics has a leader and every broker is in sync with it.
+    /// Waits until each partition of these topics has a leader, and all brokers are in sync.
     #[track_caller]
     pub(crate) fn wait_in_sync(&self, topics: &[String]) {
         let look = || {
@@ -147,14 +144,14 @@ impl Cluster {
     }
 }
 
-/// A log directory formatted for node `id`: that of another, with its own ids.
+/// Makes a formatted log directory for node `id`: a copy of another one, with ids of its own.
 fn format_log(id: i32, directory: &std::path::Path) {
     let formatted = directory_of_another();
     let copied = Command::new("cp").arg("-r").arg(&formatted).arg(directory.join("log")).status().expect("cp");
     assert!(copied.success(), "could not copy {}", formatted.display());
     let path = directory.join("log/meta.properties");
     let text = std::fs::read_to_string(&path).expect("meta.properties");
-    // Sixteen bytes, as base64: the last of the letters stands for two bits alone.
+    // Sixteen bytes as base64: the last letter encodes two bits only.
     let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(21).chain(['A']).collect();
     let line = |line: &str| match line.split_once('=') {
         Some(("node.id", _)) => format!("node.id={id}\n"),

@@ -20,39 +20,35 @@ use crate::support::wait;
 
 const START_DEADLINE: Duration = Duration::from_secs(90);
 
-/// Partitions of a topic nobody made beforehand.
+/// The partitions of a topic that is created automatically.
 pub(crate) const PARTITIONS: i32 = 6;
 
-/// Node id of the second broker.
 pub(crate) const SECOND: i32 = 2;
 
-/// How long a broker that was killed counts as there: so long its successor on the same log has to wait.
+/// The time until a killed broker is fenced. A new process on the same log has to wait for it.
 const SESSION_MS: u32 = 6000;
 
-/// How many tests can have a proxy before the shared broker, and before one of a test's own. Each takes threads.
+/// The number of proxies before the shared broker, and before one of a test's own. Each proxy takes threads.
 const SHARED_DOORS: usize = 32;
 const DOORS: usize = 2;
 
-/// A broker with its log directory; the process comes and goes.
+/// A broker with its log directory. The process can stop and start again.
 pub(crate) struct Kafka {
     directory: PathBuf,
     node: i32,
     brokers: String,
-    /// Listeners that tell clients to come back to another port: the proxy's. Without that a client would ask once
-    /// through the proxy and then go around it.
+    /// Listeners that advertise the port of a proxy. Otherwise a client would use the proxy for its first request only.
     doors: Vec<Door>,
     doors_taken: AtomicUsize,
     secured: Vec<(&'static str, u16)>,
     process: Mutex<Option<Process>>,
 }
 
-/// A listener beside the plain one, for clients that have to encrypt or to prove who they are.
+/// An additional listener, for TLS or for authentication.
 pub(crate) struct Listener {
-    /// In capitals.
     pub(crate) name: &'static str,
-    /// `SSL` or `SASL_SSL`.
     pub(crate) protocol: &'static str,
-    /// Its own settings, without the prefix that makes them its own.
+    /// The settings of this listener, without their prefix.
     pub(crate) settings: Vec<(&'static str, String)>,
 }
 
@@ -62,7 +58,7 @@ struct Door {
 }
 
 impl Kafka {
-    /// The one for all tests: never stopped by any. `WALRELAY_TEST_BROKERS` names another.
+    /// The broker for all tests, which no test stops. `WALRELAY_TEST_BROKERS` names another one.
     pub(crate) fn shared() -> &'static Kafka {
         static SHARED: OnceLock<Kafka> = OnceLock::new();
         SHARED.get_or_init(|| match std::env::var("WALRELAY_TEST_BROKERS") {
@@ -75,24 +71,23 @@ impl Kafka {
                 secured: Vec::new(),
                 process: Mutex::new(None),
             },
-            // A machine that is busy with other tests is not to have it fenced.
+            // It must not be fenced while other tests keep the machine busy.
             Err(_) => Kafka::node(1, free_port(), 10 * SESSION_MS, &[], "", SHARED_DOORS),
         })
     }
 
-    /// One of its own.
     #[track_caller]
     pub(crate) fn private() -> Kafka {
         Kafka::secured(&[])
     }
 
-    /// One of its own, with these listeners too.
+    /// A broker of the test's own, with these additional listeners.
     #[track_caller]
     pub(crate) fn secured(listeners: &[Listener]) -> Kafka {
         Kafka::configured(SESSION_MS, listeners, "")
     }
 
-    /// The same, with rights: everybody may do what no entry speaks of, and who comes without a name may do everything.
+    /// The same with ACLs. Operations without an ACL are allowed, and an anonymous client may do everything.
     #[track_caller]
     pub(crate) fn guarded(listeners: &[Listener]) -> Kafka {
         let rights = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
@@ -100,21 +95,21 @@ impl Kafka {
         Kafka::configured(SESSION_MS, listeners, rights)
     }
 
-    /// One of its own, with these lines of `server.properties` instead of the ones the tests have.
+    /// A broker of the test's own, with these lines in `server.properties` instead of the usual ones.
     #[track_caller]
     pub(crate) fn configured(session_ms: u32, listeners: &[Listener], lines: &str) -> Kafka {
         Kafka::node(1, free_port(), session_ms, listeners, lines, DOORS)
     }
 
-    /// One of its own that stays the leader of its topics however long it is frozen: its session outlasts any test. For
-    /// the same reason it cannot be restarted.
+    /// A broker of the test's own that stays leader even while it is frozen: its session outlasts any test. For the
+    /// same reason it cannot be restarted.
     #[track_caller]
     pub(crate) fn never_fenced() -> Kafka {
         Kafka::configured(10 * SESSION_MS, &[], "")
     }
 
-    /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
-    /// leader of what it leads, because sessions outlast any test; for the same reason neither can be restarted.
+    /// A cluster of two brokers: partitions of the second one can stall while the others work. A frozen second broker
+    /// stays leader, because its session outlasts any test. For the same reason neither can be restarted.
     #[track_caller]
     pub(crate) fn pair() -> (Kafka, Kafka) {
         let controller = free_port();
@@ -153,19 +148,17 @@ impl Kafka {
         kafka
     }
 
-    /// `bootstrap.servers`.
     pub(crate) fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// `bootstrap.servers` of a listener that was asked for.
     #[track_caller]
     pub(crate) fn brokers_of(&self, listener: &str) -> String {
         let found = self.secured.iter().find(|(name, _)| *name == listener);
         format!("127.0.0.1:{}", found.expect("a listener of this broker").1)
     }
 
-    /// Gives `user` a password for SCRAM-SHA-512, with Kafka's own tool.
+    /// Sets a password of `user` for SCRAM-SHA-512, with Kafka's own tool.
     #[track_caller]
     pub(crate) fn add_scram_user(&self, user: &str, password: &str) {
         let mut tool = java(&["-Xmx128m"]);
@@ -176,7 +169,7 @@ impl Kafka {
         assert!(output.status.success(), "no SCRAM user: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Lets `user` write, describe and create topics whose names begin with `prefix`, and so nothing else with them.
+    /// Allows `user` to write, describe and create topics that begin with `prefix`, and denies everything else on them.
     #[track_caller]
     pub(crate) fn allow_writing(&self, user: &str, prefix: &str) {
         const CREATE_ACLS: u16 = 30;
@@ -184,7 +177,7 @@ impl Kafka {
         const PREFIXED: u8 = 4;
         const WRITE_CREATE_DESCRIBE: [u8; 3] = [4, 5, 8];
         const ALLOW: u8 = 3;
-        // librdkafka's bindings have no call for it. Version 1 of the request, which has plain lengths.
+        // librdkafka's bindings lack this call. Version 1 of the request has lengths of fixed size.
         let text = |text: &str| [&(text.len() as u16).to_be_bytes(), text.as_bytes()].concat();
         let mut request = [&CREATE_ACLS.to_be_bytes()[..], &[0, 1, 0, 0, 0, 7], &text("tests"), &[0, 0, 0, 3]].concat();
         for operation in WRITE_CREATE_DESCRIBE {
@@ -202,11 +195,11 @@ impl Kafka {
         stream.read_exact(&mut length).expect("an answer");
         let mut answer = vec![0; u32::from_be_bytes(length) as usize];
         stream.read_exact(&mut answer).expect("an answer");
-        // Correlation, throttling and a count; then no error and no text for each.
+        // Correlation id, throttle time and count; then for each ACL no error code and no message.
         assert_eq!(answer[12..], [0; 12], "no rights: {answer:?}");
     }
 
-    /// A proxy all of a client's connections go through, and the `bootstrap.servers` that lead to it.
+    /// A proxy for all connections of a client, and its `bootstrap.servers`.
     #[track_caller]
     pub(crate) fn behind_proxy(&self) -> (Proxy, String) {
         let door = self.doors.get(self.doors_taken.fetch_add(1, Ordering::Relaxed));
@@ -215,7 +208,7 @@ impl Kafka {
         (proxy, format!("127.0.0.1:{}", door.advertised))
     }
 
-    /// Starts it on the log and ports it has, and waits until it answers.
+    /// Starts it with its log directory and ports, and waits until it answers.
     #[track_caller]
     pub(crate) fn start(&self) {
         let mut slot = self.process.lock().expect("process");
@@ -233,19 +226,17 @@ impl Kafka {
         *slot = Some(process);
     }
 
-    /// SIGKILL.
     pub(crate) fn kill_hard(&self) {
         if let Some(mut process) = self.process.lock().expect("process").take() {
             process.kill_hard();
         }
     }
 
-    /// SIGSTOP: connections stay open, nothing answers.
+    /// Sends SIGSTOP: connections stay open without answers.
     pub(crate) fn freeze(&self) {
         self.signal("STOP");
     }
 
-    /// SIGCONT.
     pub(crate) fn thaw(&self) {
         self.signal("CONT");
     }
@@ -257,8 +248,8 @@ impl Kafka {
     }
 }
 
-/// `java` with Kafka's classes, up to the name of one. Starting takes a quarter of the CPU time with the quick compiler alone and the
-/// classes that `scripts/prerequisites` has archived (a Java that cannot use them says nothing and loads them from the jars).
+/// `java` with Kafka's classes; the caller adds the class to run. The quick compiler and the class archive of
+/// `scripts/prerequisites` cut the CPU time of a start to a quarter. Without the archive, Java silently reads the jars.
 pub(super) fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
@@ -269,7 +260,6 @@ pub(super) fn java(options: &[&str]) -> Command {
     command
 }
 
-/// A configuration with listeners added to those it has.
 fn with_listeners(configuration: &str, listeners: &[Listener], ports: &[(&str, u16)]) -> String {
     let mut text = String::new();
     for line in configuration.lines() {
@@ -316,7 +306,7 @@ fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms:
     )
 }
 
-/// Whether the node is in the metadata it gives out itself.
+/// Whether the node is in its own metadata.
 fn answers(brokers: &str, node: i32) -> bool {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("log_level", "0");
@@ -348,7 +338,7 @@ mod tests {
         }
     }
 
-    /// A producer that never gives up, and how many acks it has.
+    /// A producer that retries without a limit, and its number of acks.
     fn producer(brokers: &str) -> (BaseProducer<Acks>, std::sync::Arc<AtomicUsize>) {
         let acks = std::sync::Arc::new(AtomicUsize::new(0));
         let mut config = ClientConfig::new();
@@ -376,7 +366,7 @@ mod tests {
         eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
         proxy.blackhole(crate::support::proxy::Way::Down);
         send(&producer, "lab-proxied");
-        // The record arrives and nobody is told.
+        // The record arrives, and the ack does not.
         eventually("two records", START_DEADLINE, || topic::count(kafka.brokers(), "lab-proxied"), |n| *n == 2);
         assert_eq!(acked(&producer, &acks), 1);
         proxy.cut();

@@ -1,4 +1,4 @@
-//! Real servers: one Kafka and one Postgres for all tests of the process, private ones for tests that hurt them.
+//! Real servers: one Kafka and one Postgres for all tests of the process, and private ones for tests that disturb them.
 
 pub(crate) mod cluster;
 pub(crate) mod kafka;
@@ -10,7 +10,7 @@ pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
 pub(crate) use postgres::Postgres;
 
-/// Where `scripts/prerequisites` puts the servers.
+/// The directory in which `scripts/prerequisites` puts the servers.
 fn directory() -> PathBuf {
     match std::env::var_os("WALRELAY_TEST_SERVERS") {
         Some(directory) => directory.into(),
@@ -18,7 +18,6 @@ fn directory() -> PathBuf {
     }
 }
 
-/// A loopback port nobody listens on.
 #[track_caller]
 pub(crate) fn free_port() -> u16 {
     walrelay::demo::postgres::free_port().expect("a free port")

@@ -16,23 +16,22 @@ use crate::support::guardian::run_directory;
 use crate::support::sql::Sql;
 use crate::support::wait::{self, LIMIT};
 
-/// Beside what every private Postgres has.
+/// Settings in addition to those of every private Postgres.
 const CONFIGURATION: &str = "max_connections = 200\nautovacuum = off\nmax_wal_size = 4GB\n";
 
-/// The role that has to show a password; every other one is trusted.
+/// The role that needs a password; every other role is trusted.
 pub(crate) const GUARDED_ROLE: &str = "guarded";
 
-/// The physical slot a standby streams from.
 pub(crate) const STANDBY_SLOT: &str = "standby";
 
-/// Servers no test has at the moment.
+/// Servers that no test uses at present.
 static FREE: Mutex<Vec<&'static Postgres>> = Mutex::new(Vec::new());
 
 thread_local! {
     static LEASE: OnceCell<Lease> = const { OnceCell::new() };
 }
 
-/// A server that is one thread's, and with that one test's, and whether the next test may have it.
+/// A server for one thread, which runs one test; and whether later tests may use the server.
 struct Lease(&'static Postgres, Cell<bool>);
 
 impl Lease {
@@ -56,9 +55,8 @@ impl Drop for Lease {
     }
 }
 
-/// A server with its data directory; the process comes and goes.
+/// A server with its data directory. The process can stop and start again.
 pub(crate) struct Postgres {
-    /// A URL of the database `postgres`.
     url: String,
     data: PathBuf,
     /// `None` where `WALRELAY_TEST_DATABASE_URL` names the server.
@@ -66,14 +64,14 @@ pub(crate) struct Postgres {
 }
 
 impl Postgres {
-    /// This test's until it ends, and then another's: none stops it. A transaction that stays open holds up the making of
-    /// every slot on its server, and what one test writes is decoded by every walsender there. Major 15, or
-    /// `WALRELAY_TEST_DATABASE_URL`.
+    /// A server for this test, and for another test after its end: no test stops it. Tests do not share a server,
+    /// because an open transaction delays the creation of every slot, and every walsender decodes the writes of all
+    /// tests. Major 15, or `WALRELAY_TEST_DATABASE_URL`.
     pub(crate) fn shared() -> &'static Postgres {
         LEASE.with(|lease| lease.get_or_init(Lease::take).0)
     }
 
-    /// No other test gets the server of this one, which failed and left it as it is.
+    /// Keeps the server of a failed test as it is: no other test gets it.
     pub(crate) fn spoil() {
         LEASE.with(|lease| {
             if let Some(lease) = lease.get() {
@@ -86,7 +84,7 @@ impl Postgres {
         LEASE.with(|lease| lease.get().is_some_and(|lease| std::ptr::eq(lease.0, self)))
     }
 
-    /// One of its own, with `settings` on top of what logical replication needs.
+    /// A server of the test's own, with `settings` in addition to those for logical replication.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
         let rules = format!(
@@ -96,8 +94,8 @@ impl Postgres {
         Postgres::made(major, settings, &rules, &[])
     }
 
-    /// One of its own that does TLS as `identity` and believes clients whom `root` certified. The role `postgres` is
-    /// trusted without it; whom else it lets in is for the `rules` of `pg_hba.conf` to say.
+    /// A server of the test's own with TLS as `identity`, which accepts client certificates of `root`. The role
+    /// `postgres` is trusted without one; the `rules` of `pg_hba.conf` apply to all other roles.
     #[track_caller]
     pub(crate) fn secured(major: u32, identity: &Identity, root: &Path, rules: &str) -> Postgres {
         let files = [("server.crt", &*identity.certificate), ("server.key", &*identity.key), ("root.crt", root)];
@@ -105,7 +103,7 @@ impl Postgres {
         Postgres::made(major, &settings, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
     }
 
-    /// With `files` copied into the data directory.
+    /// Creates and starts a server, with `files` copied into the data directory.
     #[track_caller]
     fn made(major: u32, settings: &[(&str, &str)], rules: &str, files: &[(&str, &Path)]) -> Postgres {
         let settings = settings.iter().map(|(name, value)| format!("{name} = '{value}'\n")).collect::<String>();
@@ -114,7 +112,7 @@ impl Postgres {
         let data = server.data_dir();
         std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
         for (name, file) in files {
-            // With its permissions: Postgres takes no key that others can read.
+            // The copy keeps the permissions: Postgres refuses a key that others can read.
             std::fs::copy(file, data.join(name)).expect("copy a file for a Postgres");
             server.give(&data.join(name)).expect("chown");
         }
@@ -122,7 +120,7 @@ impl Postgres {
     }
 
     /// A streaming standby of `primary`, through a physical slot of its own ([`STANDBY_SLOT`]: one per primary). From
-    /// 17 on it keeps copies of the failover slots. As from `pg_basebackup`, which not every build of a server has.
+    /// 17 on it synchronizes the failover slots. It copies the data as `pg_basebackup` does, which some builds lack.
     #[track_caller]
     pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
         let major = primary.server().major();
@@ -172,8 +170,7 @@ impl Postgres {
         Postgres { url, data: server.data_dir(), server: Some(Mutex::new(server)) }
     }
 
-    /// The oldest and the newest major, or with `WALRELAY_TEST_MAJORS=all` every one that `scripts/prerequisites` fetches.
-    /// Most tests run on 15.
+    /// The oldest and the newest major, or all with `WALRELAY_TEST_MAJORS=all`. Most tests run on 15.
     pub(crate) fn majors() -> &'static [u32] {
         if std::env::var("WALRELAY_TEST_MAJORS").is_ok_and(|which| which == "all") {
             &[14, 15, 16, 17, 18]
@@ -182,12 +179,11 @@ impl Postgres {
         }
     }
 
-    /// The URL of a database on this server.
     pub(crate) fn url(&self, database: &str) -> String {
         with_database(&self.url, database)
     }
 
-    /// The URL of a database on whichever of this server and its standby takes writes.
+    /// The URL of a database that leads to this server or `other`, whichever accepts writes.
     pub(crate) fn url_of_either(&self, other: &Postgres, database: &str) -> String {
         let (one, other) = (self.address(), other.address());
         format!("postgres://postgres@{one},{other}/{database}?sslmode=disable&target_session_attrs=read-write")
@@ -210,25 +206,24 @@ impl Postgres {
         format!("postgres:///{database}?user=postgres&host={directory}&port={port}")
     }
 
-    /// Host and port, for a proxy in front.
+    /// Host and port, for a proxy.
     pub(crate) fn address(&self) -> String {
         let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
         let authority = rest.split(['/', '?']).next().unwrap_or(rest);
         authority.rsplit('@').next().unwrap_or(authority).to_owned()
     }
 
-    /// A session in the database `postgres`.
     #[track_caller]
     pub(crate) fn sql(&self) -> Sql {
         Sql::connect(&self.url)
     }
 
-    /// The data directory, for what has to be copied while the server is down.
+    /// The data directory, for copies while the server is down.
     pub(crate) fn data(&self) -> &Path {
         &self.data
     }
 
-    /// A program of this major, such as `pg_recvlogical` where it is there.
+    /// A program of this major, such as `pg_recvlogical`, if the build has it.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.server().program(name)
     }
@@ -237,19 +232,18 @@ impl Postgres {
         self.server.as_ref().expect("a server of this run").lock().expect("the server")
     }
 
-    /// Starts it on the data and port it has, and waits until it answers.
+    /// Starts it with its data directory and port, and waits until it answers.
     #[track_caller]
     pub(crate) fn start(&self) {
         self.server().launch().expect("Postgres starts");
     }
 
-    /// Makes a standby a primary, and waits until it takes writes.
     #[track_caller]
     pub(crate) fn promote(&self) {
         assert_eq!(self.sql().text("select pg_promote(true, 60)"), "true", "it was not promoted");
     }
 
-    /// `alter system`, and waits until new sessions see it. `value` as `show` writes it.
+    /// Runs `alter system`, and waits until new sessions have the setting. `value` has the form of `show`.
     #[track_caller]
     pub(crate) fn alter(&self, name: &str, value: &str) {
         let sql = self.sql();
@@ -259,12 +253,12 @@ impl Postgres {
         wait::eventually("a setting takes effect", LIMIT, shown, |shown| shown == value);
     }
 
-    /// SIGKILL to the postmaster; its backends notice and go.
+    /// Sends SIGKILL to the postmaster; its backends then end.
     pub(crate) fn kill_hard(&self) {
         self.server().kill().expect("Postgres is killed");
     }
 
-    /// Fast shutdown; gives how long it took, or panics with the end of the log after `deadline`.
+    /// Stops it with a fast shutdown and returns the time it took; panics with the end of the log after `deadline`.
     #[track_caller]
     pub(crate) fn stop_fast(&self, deadline: Duration) -> Duration {
         let started = Instant::now();
@@ -273,7 +267,6 @@ impl Postgres {
     }
 }
 
-/// `url` with another database in its path.
 fn with_database(url: &str, database: &str) -> String {
     let (before, query) = url.split_once('?').map_or((url, None), |(before, query)| (before, Some(query)));
     let authority_at = before.find("://").map_or(0, |at| at + 3);
@@ -283,21 +276,20 @@ fn with_database(url: &str, database: &str) -> String {
     format!("{server}/{database}{query}")
 }
 
-/// Where the programs of a major were put.
 fn found(major: u32) -> Option<PathBuf> {
     let candidates =
         [PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")), directory().join(format!("postgres-{major}/bin"))];
     candidates.into_iter().find(|programs| programs.join("postgres").exists())
 }
 
-/// The programs of a major, where the user that runs them can reach them.
+/// The programs of a major, in a directory that the user of the server can read.
 #[track_caller]
 fn programs(major: u32) -> PathBuf {
     let Some(programs) = found(major) else { missing(&format!("Postgres {major}")) };
     if reachable(&programs) {
         return programs;
     }
-    // Somewhere below a home directory that is closed to others: give the server a copy of its own.
+    // A home directory may be closed to other users: copy the programs for the server.
     let copy = run_directory().join(format!("postgres-{major}"));
     static COPYING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = COPYING.lock();
@@ -309,7 +301,7 @@ fn programs(major: u32) -> PathBuf {
     copy.join("bin")
 }
 
-/// Whether the user that runs Postgres, which refuses root, can run it there.
+/// Whether the user that runs Postgres can run these programs. Postgres refuses to run as root.
 fn reachable(programs: &Path) -> bool {
     let mut version = Command::new(programs.join("postgres"));
     if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
