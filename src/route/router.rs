@@ -11,7 +11,7 @@ use crate::config::outbox::is_own_header;
 use crate::config::{OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Place, Row, Shown, Via};
-use crate::template::{Bound, RenderError, Template, UnknownColumn, bytea, members, timestamp};
+use crate::template::{Bound, Moment, RenderError, Template, UnknownColumn, bytea, members};
 
 /// Makes records of events.
 #[derive(Debug)]
@@ -319,9 +319,9 @@ fn partition_in(row: &Row<'_>, place: usize) -> Option<i64> {
 /// The time in the column at `place`, in Unix milliseconds: a `bigint` unchanged, any other type as a timestamp.
 fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let text = std::str::from_utf8(row.get(place)?).ok()?;
-    let ms = if row.type_oid(place) == INT8 { text.parse().ok()? } else { timestamp(text)?.as_millisecond() };
-    // Kafka has no times before 1970.
-    (ms >= 0).then_some(ms)
+    let ms: i64 = if row.type_oid(place) == INT8 { text.parse().ok()? } else { Moment::read(text)?.millis()? };
+    // Kafka knows no time before 1970, and for librdkafka 0 is the time of production (`rd_kafka_msg_new0`).
+    (ms >= 0).then_some(ms.max(1))
 }
 
 /// The reason for which an event has no record.
@@ -762,11 +762,16 @@ mod tests {
         assert_eq!(route(25, Some("3"), Some("2024-05-06 05:08:09.123456+00")), Ok((Some(3), Some(1_714_972_089_123))));
         assert_eq!(route(20, None, Some("1714979289123")), Ok((None, Some(1_714_979_289_123))));
         assert_eq!(route(25, None, None), Ok((None, None)));
+        // librdkafka takes 0 for the time of production.
+        assert_eq!(route(25, None, Some("1970-01-01 00:00:00")), Ok((None, Some(1))));
+        assert_eq!(route(20, None, Some("0")), Ok((None, Some(1))));
+        assert_eq!(route(25, None, Some("9999-12-31 23:59:59.999+00")), Ok((None, Some(253_402_300_799_999))));
+        assert_eq!(route(25, None, Some("12026-01-01 00:00:00")), Ok((None, Some(317_336_745_600_000))));
         for partition in ["-1", "100000", "x", ""] {
             let error = route(25, Some(partition), None).unwrap_err();
             assert_eq!(error, "column type is not the number of a partition, which template \"{type}\" needs");
         }
-        for timestamp in ["infinity", "1969-12-31 00:00:00+00", ""] {
+        for timestamp in ["infinity", "1969-12-31 00:00:00+00", "0044-03-15 00:00:00+00 BC", ""] {
             let error = route(25, None, Some(timestamp)).unwrap_err();
             assert_eq!(error, "column tenant is not a time since 1970, which template \"{tenant}\" needs");
         }

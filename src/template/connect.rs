@@ -6,14 +6,16 @@
 //! <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::{LowerExp, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use jiff::{SignedDuration, ToSpan, civil};
+use serde::Deserialize;
 use tokio_postgres::types;
 
 /// A column's type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ColumnType {
     /// Its OID; 0 where that is not known.
     pub oid: u32,
@@ -162,6 +164,7 @@ impl Kind {
             2950 => (Reads::Text, "string", "io.debezium.data.Uuid"),
             114 | 3802 => (Reads::Text, "string", "io.debezium.data.Json"),
             142 => (Reads::Text, "string", "io.debezium.data.Xml"),
+            3614 => (Reads::Text, "string", "io.debezium.data.Tsvector"),
             _ => (Reads::Text, "string", ""),
         };
         Kind { reads, basic, name, is_array: false }
@@ -214,16 +217,17 @@ impl Kind {
             return Ok(Datum::Array(elements.into_iter().map(read).collect::<Result<_, _>>()?));
         }
         let plain = |number: i64| Datum::Plain(number.to_string());
-        let time = || timestamp(text).ok_or("a timestamp");
+        let time = || Moment::read(text).ok_or("a timestamp");
         Ok(match self.reads {
             Reads::Text => Datum::Text(text.to_owned()),
             Reads::Integer => Datum::Plain(text.to_owned()),
             Reads::Boolean => Datum::Plain((if text == "t" { "true" } else { "false" }).to_owned()),
             Reads::Single => text.parse().map(|number| floating(float(number))).map_err(|_| NUMBER)?,
             Reads::Double => text.parse().map(|number| floating(double(number))).map_err(|_| NUMBER)?,
-            Reads::Decimal(..) => {
-                let (digits, _) = digits(text).ok_or(NUMBER)?;
-                Datum::Decimal(text.to_owned(), STANDARD.encode(digits))
+            Reads::Decimal(_, scale) => {
+                let text = with_scale(text, scale);
+                let (digits, _) = digits(&text).ok_or(NUMBER)?;
+                Datum::Decimal(big_decimal(&text), STANDARD.encode(digits))
             }
             Reads::AnyDecimal => {
                 // The scale is that of the number without zeros at its end.
@@ -233,10 +237,17 @@ impl Kind {
                 Datum::Plain(format!(r#"{{"scale":{scale},"value":"{}"}}"#, STANDARD.encode(digits)))
             }
             Reads::Bytes => Datum::Text(STANDARD.encode(bytea(text.as_bytes())?)),
-            Reads::Instant(digits) => Datum::Text(format!("{:.digits$}", time()?)),
+            Reads::Instant(_) if endless(text).is_some() => Datum::Text(text.to_owned()),
+            Reads::Instant(digits) => Datum::Text(time()?.iso(Some(digits)).ok_or("a timestamp")?),
             Reads::InstantOfDay => Datum::Text(instant_of_day(text).ok_or(TIME_OF_DAY)?),
-            Reads::Timestamp(unit) => plain(time()?.as_microsecond().div_euclid(unit)),
-            Reads::Date => plain(timestamp(text).ok_or("a date")?.as_second().div_euclid(86_400)),
+            Reads::Timestamp(unit) => match endless(text) {
+                Some(endless) => plain(endless.micros / unit),
+                None => plain(time()?.micros().ok_or("a timestamp")?.div_euclid(unit)),
+            },
+            Reads::Date => match endless(text) {
+                Some(endless) => plain(endless.days),
+                None => plain(Moment::read(text).ok_or("a date")?.days()),
+            },
             Reads::Time(unit) => plain(micros_of_day(text).ok_or(TIME_OF_DAY)?.div_euclid(unit)),
             Reads::Interval => plain(interval(text).ok_or("an interval")?),
         })
@@ -289,31 +300,102 @@ impl Datum {
 /// Precision and scale of a `numeric` with this modifier: <https://github.com/postgres/postgres/blob/master/src/backend/utils/adt/numeric.c>.
 fn decimal(modifier: i32) -> Option<Reads> {
     let packed = u32::try_from(modifier.checked_sub(4)?).ok()?;
-    // A scale below zero is in eleven bits, too; nobody has one.
+    // A scale below zero is in eleven bits, too. `TypeInfoCache.getScale` of pgjdbc takes it for one of up to 2047.
     Some(Reads::Decimal(packed >> 16, packed & 0x7ff))
 }
 
 /// The type of an array's elements, where Debezium reads arrays of it.
 fn element_of(oid: u32) -> Option<u32> {
-    const ELEMENTS: [u32; 24] = [
-        16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 700, 701, 869, 1042, 1043, 1082, 1083, 1114, 1184, 1186, 1266, 1700,
-        2950, 3802,
+    const ELEMENTS: [u32; 33] = [
+        16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 650, 700, 701, 774, 829, 869, 1042, 1043, 1082, 1083, 1114, 1184,
+        1186, 1266, 1700, 2950, 3802, 3904, 3906, 3908, 3910, 3912, 3926,
     ];
     let array = types::Type::from_oid(oid)?;
     let types::Kind::Array(element) = array.kind() else { return None };
     Some(element.oid()).filter(|oid| ELEMENTS.contains(oid))
 }
 
-/// The time that a `timestamptz`, `timestamp` (taken as UTC) or `date` is, as Postgres prints it with `DateStyle` ISO.
-/// `None`: it is none, or one that only Postgres knows, such as `infinity`.
-pub(crate) fn timestamp(text: &str) -> Option<jiff::Timestamp> {
-    let text = text.replacen(' ', "T", 1);
-    let date_and_time = if text.contains('T') { text } else { format!("{text}T00:00:00") };
-    let (date, time) = date_and_time.split_once('T')?;
-    let zoned = time.contains(['+', '-', 'Z']);
-    // Postgres leaves minutes of the offset out where they are zero.
-    let zone = if zoned { "" } else { "Z" };
-    format!("{date}T{time}{zone}").parse().ok()
+/// A time as nanoseconds since 1970 in UTC. Postgres knows years that [`jiff::Timestamp`] does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment(i128);
+
+impl Moment {
+    const DAY: i128 = 86_400_000_000_000;
+    const EPOCH: civil::Date = civil::Date::constant(1970, 1, 1);
+    /// Years and days after which the calendar repeats.
+    const CYCLE: (i64, i64) = (400, 146_097);
+
+    /// The time that a `timestamptz`, `timestamp` (taken as UTC) or `date` is, as Postgres prints it with `DateStyle`
+    /// ISO: `0044-03-15 12:00:00+00 BC`. `None`: it is none, or one that only Postgres knows, such as `infinity`.
+    pub(crate) fn read(text: &str) -> Option<Moment> {
+        let (text, is_bc) = text.strip_suffix(" BC").map_or((text, false), |text| (text, true));
+        let (date, time) = text.split_once([' ', 'T']).unwrap_or((text, "00:00:00"));
+        let (time, zone) = time.split_at_checked(time.find(['+', '-', 'Z']).unwrap_or(time.len()))?;
+        let (year, month_and_day) = date.split_once('-').filter(|(year, _)| year.len() >= 4)?;
+        let year: u32 = year.parse().ok()?;
+        // The year before 1 is 1 BC.
+        let year = if is_bc { 1 - i64::from(year) } else { i64::from(year) };
+        let (years, days) = Moment::CYCLE;
+        let alike: civil::Date = format!("{}-{month_and_day}", 2000 + year.rem_euclid(years)).parse().ok()?;
+        let day = alike.duration_since(Moment::EPOCH).as_hours() / 24 + (year.div_euclid(years) - 5) * days;
+        let time = time.parse::<civil::Time>().ok()?.duration_since(civil::Time::midnight()).as_nanos();
+        let offset = if matches!(zone, "" | "Z") { 0 } else { offset_micros(zone)? };
+        Some(Moment(i128::from(day) * Moment::DAY + time - i128::from(offset) * 1000))
+    }
+
+    /// `None`: they are too many.
+    fn micros(self) -> Option<i64> {
+        i64::try_from(self.0.div_euclid(1000)).ok()
+    }
+
+    /// Milliseconds. `None`: they are too many.
+    pub(crate) fn millis(self) -> Option<i64> {
+        i64::try_from(self.0.div_euclid(1_000_000)).ok()
+    }
+
+    fn days(self) -> i64 {
+        // No text has so many that they do not fit.
+        i64::try_from(self.0.div_euclid(Moment::DAY)).unwrap_or(i64::MAX)
+    }
+
+    /// As Java's `DateTimeFormatter.ISO_OFFSET_DATE_TIME` has it, with so many digits behind the second, or as few as
+    /// can be. A year of more than four digits has a sign; 1 BC is the year 0.
+    pub(super) fn iso(self, digits: Option<usize>) -> Option<String> {
+        let (years, days) = Moment::CYCLE;
+        let alike = Moment::EPOCH.checked_add(self.days().rem_euclid(days).days()).ok()?;
+        let year = i64::from(alike.year()) + self.days().div_euclid(days) * years;
+        let sign = match year {
+            0..=9999 => "",
+            10_000.. => "+",
+            _ => "-",
+        };
+        let since_midnight = SignedDuration::from_nanos_i128(self.0.rem_euclid(Moment::DAY));
+        let time = civil::Time::midnight().wrapping_add(since_midnight);
+        let time = digits.map_or_else(|| time.to_string(), |digits| format!("{time:.digits$}"));
+        let (year, month, day) = (year.unsigned_abs(), alike.month(), alike.day());
+        Some(format!("{sign}{year:04}-{month:02}-{day:02}T{time}Z"))
+    }
+
+    /// As RFC 3339 has it, which knows the years 0 to 9999.
+    pub(super) fn rfc3339(self) -> Option<String> {
+        self.iso(None).filter(|text| !text.starts_with(['+', '-']))
+    }
+}
+
+/// What Debezium makes of `infinity` and `-infinity`.
+struct Endless {
+    micros: i64,
+    days: i64,
+}
+
+/// `PGStatement.DATE_POSITIVE_INFINITY` of pgjdbc and `POSITIVE_INFINITY_LOCAL_DATE` of Debezium's
+/// `PostgresValueConverter`, and the negative ones. A `timestamptz` stays as it is.
+fn endless(text: &str) -> Option<Endless> {
+    match text {
+        "infinity" => Some(Endless { micros: 9_223_372_036_825_200_000, days: -2_147_472_692 }),
+        "-infinity" => Some(Endless { micros: -9_223_372_036_832_400_000, days: -2_147_472_691 }),
+        _ => None,
+    }
 }
 
 /// The bytes of a `bytea`, which Postgres prints as `\x` and hexadecimal digits (`bytea_output`, which the session sets).
@@ -368,6 +450,34 @@ fn digits(text: &str) -> Option<(Vec<u8>, usize)> {
     Some((bytes, behind.len()))
 }
 
+/// The same number with so many digits behind the point, if it has fewer: `JdbcValueConverters.withScaleAdjustedIfNeeded`.
+fn with_scale(text: &str, scale: u32) -> Cow<'_, str> {
+    let behind = text.split_once('.').map_or(0, |(_, behind)| behind.len());
+    let missing = usize::try_from(scale).unwrap_or_default().saturating_sub(behind);
+    if missing == 0 || !text.ends_with(|c: char| c.is_ascii_digit()) {
+        return Cow::Borrowed(text);
+    }
+    let point = if behind == 0 { "." } else { "" };
+    Cow::Owned(format!("{text}{point}{}", "0".repeat(missing)))
+}
+
+/// A number as Java's `BigDecimal.toString` has it: with an exponent where more than five zeros follow the point.
+/// <https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/math/BigDecimal.html#toString()>
+fn big_decimal(text: &str) -> String {
+    let (sign, number) = text.strip_prefix('-').map_or(("", text), |number| ("-", number));
+    let Some(behind) = number.strip_prefix("0.") else { return text.to_owned() };
+    let digits = behind.trim_start_matches('0');
+    let zeros = behind.len() - digits.len();
+    // Of zero itself the last zero is a digit.
+    let (exponent, digits) = if digits.is_empty() { (zeros, "0") } else { (zeros + 1, digits) };
+    if exponent <= 6 {
+        return text.to_owned();
+    }
+    let (first, rest) = digits.split_at_checked(1).unwrap_or((digits, ""));
+    let point = if rest.is_empty() { "" } else { "." };
+    format!("{sign}{first}{point}{rest}E-{exponent}")
+}
+
 /// `07:08:09.5`.
 fn micros_of_day(text: &str) -> Option<i64> {
     let mut parts = text.split(':');
@@ -381,40 +491,58 @@ fn micros_of_day(text: &str) -> Option<i64> {
     seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
-/// `07:08:09.5+02` in UTC.
-fn instant_of_day(text: &str) -> Option<String> {
-    let (time, zone) = text.split_at_checked(text.find(['+', '-'])?)?;
+/// An offset such as `+05:30`. Postgres leaves minutes and seconds out where they are zero.
+fn offset_micros(zone: &str) -> Option<i64> {
     let (sign, zone) = zone.split_at_checked(1)?;
-    // Postgres leaves minutes and seconds of the offset out where they are zero.
     let offset = micros_of_day(&format!("{zone}:00:00"))?;
-    let offset = if sign == "-" { offset.checked_neg()? } else { offset };
-    let micros = jiff::SignedDuration::from_micros(micros_of_day(time)?.checked_sub(offset)?);
-    Some(format!("{}Z", jiff::civil::Time::midnight().wrapping_add(micros)))
+    if !(0..86_400_000_000).contains(&offset) {
+        return None;
+    }
+    Some(if sign == "-" { -offset } else { offset })
 }
 
-/// `1 year 2 mons -3 days +04:05:06.789` in microseconds; a month is a twelfth of 365.25 days.
+/// `07:08:09.5+02` in UTC. The end of the day in UTC stays so: `PostgresTimeBoundary.isTimeWithTimeZoneBoundaryAtUtc`.
+fn instant_of_day(text: &str) -> Option<String> {
+    let (time, zone) = text.split_at_checked(text.find(['+', '-'])?)?;
+    let offset = offset_micros(zone)?;
+    if time == "24:00:00" && offset == 0 {
+        return Some("24:00:00Z".to_owned());
+    }
+    let micros = SignedDuration::from_micros(micros_of_day(time)?.checked_sub(offset)?);
+    Some(format!("{}Z", civil::Time::midnight().wrapping_add(micros)))
+}
+
+/// `1 year 2 mons -3 days +04:05:06.789` in microseconds; a month is a twelfth of 365.25 days. In floating point and cut
+/// off, so some are one less than they should be: pgjdbc's `PGInterval`, and `MicroDuration.durationMicros` of Debezium.
 fn interval(text: &str) -> Option<i64> {
-    const DAY: i64 = 86_400_000_000;
-    /// 30.4375 days.
-    const MONTH: i64 = 2_629_800_000_000;
-    let mut total: i64 = 0;
+    const DAYS_PER_MONTH: f64 = 365.25 / 12.0;
+    let (mut months, mut days, mut seconds) = (0_i32, 0_i32, 0.0);
+    let (mut hours, mut minutes) = (0_i32, 0_i32);
     let mut words = text.split(' ');
     while let Some(word) = words.next() {
-        if word.contains(':') {
-            let unsigned = word.trim_start_matches(['+', '-']);
-            let micros = micros_of_day(unsigned)?;
-            total = total.checked_add(if word.starts_with('-') { -micros } else { micros })?;
+        if let Some((before, behind)) = word.split_once(':') {
+            let sign = if before.starts_with('-') { -1 } else { 1 };
+            let (whole_minutes, behind) = behind.split_once(':')?;
+            hours = before.trim_start_matches(['+', '-']).parse::<i32>().ok()? * sign;
+            minutes = whole_minutes.parse::<i32>().ok()?.checked_mul(sign)?;
+            let micros = micros_of_day(&format!("0:0:{behind}"))?;
+            let (whole, micros) = (i32::try_from(micros / 1_000_000).ok()?, i32::try_from(micros % 1_000_000).ok()?);
+            seconds = f64::from(sign) * (f64::from(whole) + f64::from(micros) / 1e6);
             continue;
         }
-        let unit = match words.next()?.trim_end_matches('s') {
-            "year" => 12 * MONTH,
-            "mon" => MONTH,
-            "day" => DAY,
+        let number: i32 = word.parse().ok()?;
+        match words.next()?.trim_end_matches('s') {
+            "year" => months = months.checked_add(number.checked_mul(12)?)?,
+            "mon" => months = months.checked_add(number)?,
+            "day" => days = number,
             _ => return None,
-        };
-        total = total.checked_add(word.parse::<i64>().ok()?.checked_mul(unit)?)?;
+        }
     }
-    Some(total)
+    let days = f64::from(months) * DAYS_PER_MONTH + f64::from(days);
+    let seconds = ((days * 24.0 + f64::from(hours)) * 60.0 + f64::from(minutes)) * 60.0 + seconds;
+    #[expect(clippy::cast_possible_truncation, reason = "cut off, as Java's cast does")]
+    let micros = (seconds * 1e6) as i64;
+    Some(micros)
 }
 
 /// <https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO>
@@ -446,8 +574,9 @@ fn elements(text: &str) -> Option<Vec<Option<String>>> {
     Some(elements)
 }
 
-/// A number as Java's `Double.toString` and `Float.toString` have it, of digits and exponent as Rust has them:
-/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>.
+/// A number as `Double.toString` and `Float.toString` have it from Java 19 on, of digits and exponent as Rust has them:
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>. Before Java
+/// 19 some have other digits of the same number (JDK-4511638).
 fn java_decimal(scientific: &str) -> String {
     let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific.to_owned() };
     let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
@@ -477,13 +606,23 @@ pub(super) fn double(number: f64) -> String {
     match number {
         infinite if infinite.is_infinite() => if infinite > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
         nan if nan.is_nan() => "NaN".to_owned(),
-        finite => java_decimal(&format!("{finite:e}")),
+        finite => java_decimal(&scientific(finite, finite.is_subnormal())),
     }
 }
 
 /// `float`.
 fn float(number: f32) -> String {
-    if number.is_finite() { java_decimal(&format!("{number:e}")) } else { double(f64::from(number)) }
+    match number {
+        finite if finite.is_finite() => java_decimal(&scientific(finite, finite.is_subnormal())),
+        other => double(f64::from(other)),
+    }
+}
+
+/// The fewest digits that tell a number from all others, but of two at least the nearest: that makes a difference to the
+/// smallest numbers only, such as 4.9E-324.
+fn scientific(number: impl LowerExp, is_subnormal: bool) -> String {
+    let shortest = format!("{number:e}");
+    if is_subnormal && !shortest.contains('.') { format!("{number:.1e}") } else { shortest }
 }
 
 /// A JSON string, as Jackson escapes it: <https://www.rfc-editor.org/rfc/rfc8259#section-7>.
@@ -566,12 +705,37 @@ mod tests {
             (0.012, "0.012"),
             (0.000_123_45, "1.2345E-4"),
             (-1e300, "-1.0E300"),
+            (5e-324, "4.9E-324"),
+            (1e-323, "9.9E-324"),
+            (1.5e-323, "1.5E-323"),
+            (1e-300, "1.0E-300"),
+            (1e23, "1.0E23"),
             (f64::NAN, "NaN"),
             (f64::NEG_INFINITY, "-Infinity"),
         ] {
             assert_eq!(double(number), expected);
         }
-        assert_eq!((float(0.1).as_str(), float(16_777_216.0).as_str()), ("0.1", "1.6777216E7"));
+        for (number, expected) in [(0.1, "0.1"), (16_777_216.0, "1.6777216E7"), (1e-45, "1.4E-45"), (f32::NAN, "NaN")] {
+            assert_eq!(float(number), expected);
+        }
+    }
+
+    #[test]
+    fn small_decimals_have_an_exponent() {
+        for (text, expected) in [
+            ("0.000001", "0.000001"),
+            ("0.0000001", "1E-7"),
+            ("-0.00000012", "-1.2E-7"),
+            ("0.00000100", "0.00000100"),
+            ("0.00000010", "1.0E-7"),
+            ("0.000000", "0.000000"),
+            ("0.00000000", "0E-8"),
+            ("10.00000000", "10.00000000"),
+            ("0", "0"),
+            ("-7", "-7"),
+        ] {
+            assert_eq!(big_decimal(text), expected);
+        }
     }
 
     fn written(form: Form, oid: u32, modifier: i32, text: Option<&str>) -> Result<Option<String>, &'static str> {
@@ -599,6 +763,35 @@ mod tests {
             (1266, -1, "01:00:00.25-05:30", "06:30:00.25Z", r#""06:30:00.25Z""#),
             (1186, -1, "-1 days +00:00:01", "-86399000000", "-86399000000"),
             (1186, -1, "00:00:00", "0", "0"),
+            // In floating point some are one less.
+            (1186, -1, "00:00:08.322643", "8322642", "8322642"),
+            (1186, -1, "-00:00:08.322643", "-8322642", "-8322642"),
+            (1186, -1, "2 years 2 mons 4 days 16:02:43.68742", "68778163687419", "68778163687419"),
+            (1114, -1, "9999-12-31 23:59:59.999999", "253402300799999999", "253402300799999999"),
+            (1114, 3, "12026-01-01 00:00:00", "317336745600000", "317336745600000"),
+            (1114, -1, "0044-03-15 12:00:00 BC", "-63517780800000000", "-63517780800000000"),
+            (1114, -1, "infinity", "9223372036825200000", "9223372036825200000"),
+            (1114, 0, "-infinity", "-9223372036832400", "-9223372036832400"),
+            (1082, -1, "5874897-12-31", "2145042905", "2145042905"),
+            (1082, -1, "0044-03-15 BC", "-735160", "-735160"),
+            (1082, -1, "infinity", "-2147472692", "-2147472692"),
+            (1082, -1, "-infinity", "-2147472691", "-2147472691"),
+            (1184, 0, "9999-12-31 23:59:59+00", "9999-12-31T23:59:59Z", r#""9999-12-31T23:59:59Z""#),
+            (
+                1184,
+                -1,
+                "9999-12-31 23:59:59.5-00:00:01",
+                "+10000-01-01T00:00:00.500000Z",
+                r#""+10000-01-01T00:00:00.500000Z""#,
+            ),
+            (1184, 3, "0044-03-15 12:00:00+00 BC", "-0043-03-15T12:00:00.000Z", r#""-0043-03-15T12:00:00.000Z""#),
+            (1184, 0, "0001-01-01 00:00:00+00 BC", "0000-01-01T00:00:00Z", r#""0000-01-01T00:00:00Z""#),
+            (1184, -1, "-infinity", "-infinity", r#""-infinity""#),
+            (1266, -1, "24:00:00+00", "24:00:00Z", r#""24:00:00Z""#),
+            (1266, -1, "24:00:00-01", "01:00:00Z", r#""01:00:00Z""#),
+            (1700, 655_372, "0.00000000", "0E-8", r#""AA==""#),
+            (1231, 655_372, "{0.00000012,-1.00000000}", "[1.2E-7,-1.00000000]", r#"["DA==","+gofAA=="]"#),
+            (651, -1, "{10.0.0.0/8,NULL}", r#"["10.0.0.0/8",null]"#, r#"["10.0.0.0/8",null]"#),
             (701, -1, "NaN", "NaN", r#""NaN""#),
             (700, -1, "-Infinity", "-Infinity", r#""-Infinity""#),
             (1700, 655_366, "-2.56", "-2.56", r#""/wA=""#),
@@ -624,9 +817,10 @@ mod tests {
     #[test]
     fn what_is_not_of_its_type_is_refused() {
         for (oid, text) in [
-            (1184, "infinity"),
-            (1114, "-infinity"),
-            (1082, "infinity"),
+            (1184, "2024-02-30 00:00:00+00"),
+            (1184, "2024-02-03 00:00:00+0530"),
+            (1114, "294276-12-31 23:59:59"),
+            (1082, "24-02-03"),
             (1083, "x"),
             (1186, "infinity"),
             (1266, "05:00:00"),
@@ -638,6 +832,29 @@ mod tests {
         ] {
             assert!(written(Form::Json, oid, -1, Some(text)).is_err(), "{oid} {text}");
         }
+    }
+
+    #[test]
+    fn a_scale_below_zero_is_taken_for_one_of_up_to_2047() {
+        // numeric(3,-2), of which Debezium reads a scale of 2046.
+        let modifier = (3 << 16 | 0x7fe) + 4;
+        let zeros = "0".repeat(2046);
+        for (text, expected) in [("12300", format!("12300.{zeros}")), ("0", "0E-2046".to_owned())] {
+            assert_eq!(written(Form::Text, 1700, modifier, Some(text)), Ok(Some(expected)));
+        }
+        let schema = Form::new(&["schema"]).unwrap();
+        let zero = written(schema, 1700, modifier, Some("0")).unwrap().unwrap();
+        assert!(
+            zero.contains(r#""scale":"2046","connect.decimal.precision":"3""#) && zero.contains(r#""AA==""#),
+            "{zero}"
+        );
+    }
+
+    #[test]
+    fn the_schema_of_a_tsvector_has_a_name() {
+        let written = written(Form::new(&["schema"]).unwrap(), 3614, -1, Some("'a':1"));
+        let schema = r#"{"type":"string","optional":true,"name":"io.debezium.data.Tsvector","version":1}"#;
+        assert_eq!(written, Ok(Some(format!(r#"{{"schema":{schema},"payload":"'a':1"}}"#))));
     }
 
     #[test]
@@ -676,7 +893,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_panics(text in proptest::prelude::any::<String>(), oid in 0_u32..4000, modifier in -1_i32..700_000) {
+        fn no_text_panics(text in r"[0-9:+ .TZBC-]{0,40}|\PC*", oid in 0_u32..4000, modifier in -1_i32..700_000) {
             for form in [Form::Text, Form::Json, Form::Schema { required: false, tombstone: false }] {
                 let _written = written(form, oid, modifier, Some(&text));
             }

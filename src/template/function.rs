@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use super::connect::{ColumnType, Form, timestamp};
+use super::connect::{ColumnType, Form, Moment};
 use super::expand::expand;
 use super::json;
 
@@ -119,7 +119,7 @@ impl Function {
             Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
             Function::Compact => Cow::Owned(json::compact(&value)?),
             Function::Sort => Cow::Owned(json::sorted(&value)?),
-            Function::Rfc3339 => Cow::Owned(timestamp(&value).ok_or("a timestamp")?.to_string()),
+            Function::Rfc3339 => Cow::Owned(Moment::read(&value).and_then(Moment::rfc3339).ok_or("a timestamp")?),
             Function::Lower => Cow::Owned(value.to_lowercase()),
             Function::Upper => Cow::Owned(value.to_uppercase()),
             Function::Replace { from, to } => Cow::Owned(value.replace(from, to)),

@@ -33,7 +33,7 @@ mod json;
 use std::str::FromStr;
 
 pub(crate) use bind::{Bound, RenderError, UnknownColumn, Values};
-pub(crate) use connect::{ColumnType, bytea, timestamp};
+pub(crate) use connect::{ColumnType, Moment, bytea};
 use function::Function;
 pub(crate) use json::{Ordered, members, text_of};
 
