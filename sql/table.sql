@@ -6,15 +6,17 @@ with recursive tab as (
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2
 ),
--- The type of each column. For a domain also its base type, through any number of domains.
+-- The type of each column. For a domain also its base type with the domain's modifier, through any number of domains.
 kinds as (
-    select a.attnum, t.oid, t.typname, t.typnamespace, t.typcategory, t.typtype, t.typbasetype, t.typnotnull
+    select a.attnum, a.atttypmod as modifier, t.oid, t.typname, t.typnamespace, t.typcategory, t.typtype, t.typbasetype,
+        t.typnotnull, t.typtypmod, t.typelem
     from tab
     join pg_catalog.pg_attribute a on a.attrelid = tab.oid
     join pg_catalog.pg_type t on t.oid = a.atttypid
     where a.attnum > 0 and not a.attisdropped
     union all
-    select kinds.attnum, t.oid, t.typname, t.typnamespace, t.typcategory, t.typtype, t.typbasetype, t.typnotnull
+    select kinds.attnum, case when kinds.modifier < 0 then kinds.typtypmod else kinds.modifier end, t.oid, t.typname,
+        t.typnamespace, t.typcategory, t.typtype, t.typbasetype, t.typnotnull, t.typtypmod, t.typelem
     from kinds
     join pg_catalog.pg_type t on t.oid = kinds.typbasetype
     where kinds.typtype = 'd'
@@ -61,10 +63,11 @@ select pg_catalog.jsonb_build_object(
             'name', a.attname,
             'written', pg_catalog.quote_ident(a.attname),
             'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-            'type_modifier', a.atttypmod,
+            'type_modifier', base.modifier,
             'domain', a.atttypid <> base.oid,
             'base', base.typname,
-            'base_oid', base.oid::bigint,
+            -- An array of an enum has text in it.
+            'base_oid', case when element.typtype = 'e' then 'text[]'::pg_catalog.regtype::oid else base.oid end::bigint,
             -- With a modifier of -1. Without a modifier, "character" would be a cast to its first character.
             'base_type', pg_catalog.format_type(base.oid, -1),
             'category', base.typcategory,
@@ -93,6 +96,7 @@ select pg_catalog.jsonb_build_object(
         ) order by a.attnum), '[]')
         from pg_catalog.pg_attribute a
         join kinds base on base.attnum = a.attnum and base.typtype <> 'd'
+        left join pg_catalog.pg_type element on element.oid = base.typelem and base.typcategory = 'A'
         left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
         where a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
     ),

@@ -31,17 +31,23 @@ parts as (
     from parts
     join pg_catalog.pg_inherits i on i.inhparent = parts.relid
 ),
--- Relation messages name a column's domain and not its base type, which decides the meaning of a value's text.
+-- Relation messages name a column's domain and not its base type, which decides the meaning of a value's text. A domain
+-- over numeric(10,2) has the modifier. Arrays of enums are among them for columns that had such a type before.
 bases as (
-    select t.oid as type, t.typbasetype as base
+    select t.oid as type, t.typbasetype as base, t.typtypmod as modifier
     from pg_catalog.pg_type t
     where t.typtype = 'd'
     union
-    select a.atttypid, a.atttypid
+    select t.oid, t.oid, -1
+    from pg_catalog.pg_type t
+    join pg_catalog.pg_type e on e.oid = t.typelem
+    where t.typcategory = 'A' and e.typtype = 'e'
+    union
+    select a.atttypid, a.atttypid, -1
     from tab
     join pg_catalog.pg_attribute a on a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
     union
-    select bases.type, t.typbasetype
+    select bases.type, t.typbasetype, case when bases.modifier < 0 then t.typtypmod else bases.modifier end
     from bases
     join pg_catalog.pg_type t on t.oid = bases.base
     where t.typtype = 'd'
@@ -149,10 +155,15 @@ select pg_catalog.jsonb_build_object(
             limit 4
         ) o
     ),
+    -- An array of an enum has text in it.
     'base_types', (
-        select coalesce(pg_catalog.jsonb_object_agg(bases.type::text, bases.base::bigint), '{}')
+        select coalesce(pg_catalog.jsonb_object_agg(bases.type::text, pg_catalog.jsonb_build_object(
+            'oid', case when e.typtype = 'e' then 'text[]'::pg_catalog.regtype::oid else bases.base end::bigint,
+            'modifier', bases.modifier
+        )), '{}')
         from bases
         join pg_catalog.pg_type t on t.oid = bases.base
+        left join pg_catalog.pg_type e on e.oid = t.typelem and t.typcategory = 'A'
         where t.typtype <> 'd'
     )
 )::text

@@ -9,6 +9,7 @@ use super::{Event, Place, Row, Step, Via};
 use crate::config::{EventSource, OutboxConfig, TableName};
 use crate::decode::{self, Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation};
 use crate::position::{Lsn, Position};
+use crate::template::ColumnType;
 
 /// How many column names a missing column's error lists.
 const LISTED_COLUMNS_MAX: usize = 50;
@@ -206,12 +207,13 @@ impl Assembler {
         let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
         let needed = |column: &&mut Column| found.is_some_and(|(_, outbox)| outbox.columns.contains(&column.name));
         for column in relation.columns.iter_mut().filter(needed) {
-            column.type_oid =
-                self.base_types.base(column.type_oid, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
-                    commit_lsn,
-                    of: found.map_or_else(no_source, |(_, outbox)| outbox.source.clone()),
-                    column: Shown::of(column.name.as_bytes()),
-                })?;
+            let of = ColumnType { oid: column.type_oid, modifier: column.type_modifier };
+            let base = self.base_types.base(of, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
+                commit_lsn,
+                of: found.map_or_else(no_source, |(_, outbox)| outbox.source.clone()),
+                column: Shown::of(column.name.as_bytes()),
+            })?;
+            (column.type_oid, column.type_modifier) = (base.oid, base.modifier);
         }
         let relation = &relation;
         self.there_are.remove(&relation.oid);
@@ -366,10 +368,11 @@ fn list(relation: &Relation) -> String {
 /// <https://github.com/postgres/postgres/blob/master/src/include/access/transam.h>
 const FIRST_NORMAL_OID: u32 = 16_384;
 
-/// The base types of columns at an LSN: a relation message has the OID of a domain and not of its base type.
+/// The base types of columns at an LSN: a relation message has the OID of a domain and not of its base type. An array of
+/// an enum is one of `text`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseTypes {
-    bases: HashMap<u32, u32>,
+    bases: HashMap<u32, ColumnType>,
     as_of: Lsn,
 }
 
@@ -381,18 +384,20 @@ impl Default for BaseTypes {
 }
 
 impl BaseTypes {
-    /// `bases` has the OIDs of base types, and includes everything that committed up to `as_of`.
-    pub fn new(bases: HashMap<u32, u32>, as_of: Lsn) -> Self {
+    /// `bases` has the base types with the modifiers of domains, and includes everything that committed up to `as_of`.
+    pub fn new(bases: HashMap<u32, ColumnType>, as_of: Lsn) -> Self {
         BaseTypes { bases, as_of }
     }
 
     /// The base type in a transaction that commits at `commit_lsn`: the type itself where it is no domain, or was dropped since. None
     /// where it may be a domain that was created after `as_of`.
-    pub(super) fn base(&self, type_oid: u32, commit_lsn: Lsn) -> Option<u32> {
-        match self.bases.get(&type_oid) {
-            Some(base) => Some(*base),
-            None if type_oid >= FIRST_NORMAL_OID && commit_lsn > self.as_of => None,
-            None => Some(type_oid),
+    pub(super) fn base(&self, of: ColumnType, commit_lsn: Lsn) -> Option<ColumnType> {
+        match self.bases.get(&of.oid) {
+            // A column of a domain has no modifier of its own.
+            Some(base) if of.modifier < 0 => Some(*base),
+            Some(base) => Some(ColumnType { oid: base.oid, ..of }),
+            None if of.oid >= FIRST_NORMAL_OID && commit_lsn > self.as_of => None,
+            None => Some(of),
         }
     }
 }
@@ -733,8 +738,10 @@ mod tests {
         assert!(error.cause().contains("column \"id\" of public.outbox"), "{error}");
 
         assembler.resume_at(Position::default());
-        assembler
-            .set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
+        assembler.set_catalog(
+            HashMap::from([(OUTBOX, 0)]),
+            BaseTypes::new(HashMap::from([(20_000, of(17, -1))]), Lsn::new(100)),
+        );
         feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
         let row = row("8");
         let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
@@ -754,15 +761,36 @@ mod tests {
         assert_eq!(feed(&mut assembler, &before), Ok(Step::Relation { oid: 7, outbox: true }));
     }
 
+    fn of(oid: u32, modifier: i32) -> ColumnType {
+        ColumnType { oid, modifier }
+    }
+
     #[test]
     fn a_domain_is_the_type_under_it_and_what_may_be_one_is_not_guessed() {
-        let types = BaseTypes::new(HashMap::from([(13_000, 23), (20_000, 17), (20_002, 20_002)]), Lsn::new(100));
-        let base = |oid, lsn| types.base(oid, Lsn::new(lsn));
-        assert_eq!((base(20_000, 50), base(20_000, 150), base(13_000, 150)), (Some(17), Some(17), Some(23)));
-        assert_eq!(base(20_002, 150), Some(20_002));
+        let bases = [(13_000, of(23, -1)), (20_000, of(1700, 655_366)), (20_002, of(20_002, -1))];
+        let types = BaseTypes::new(HashMap::from(bases), Lsn::new(100));
+        let base = |oid, modifier, lsn| types.base(of(oid, modifier), Lsn::new(lsn));
+        let amount = Some(of(1700, 655_366));
+        assert_eq!(
+            (base(20_000, -1, 50), base(20_000, -1, 150), base(13_000, -1, 150)),
+            (amount, amount, Some(of(23, -1)))
+        );
+        assert_eq!(base(20_002, 5, 150), Some(of(20_002, 5)));
         // An enum, or a domain that was dropped since: text either way.
-        assert_eq!(base(20_001, 100), Some(20_001));
-        assert_eq!(base(20_001, 101), None);
-        assert_eq!(base(17, 101), Some(17));
+        assert_eq!(base(20_001, -1, 100), Some(of(20_001, -1)));
+        assert_eq!(base(20_001, -1, 101), None);
+        assert_eq!(base(1700, 655_366, 101), amount);
+    }
+
+    #[test]
+    fn a_column_of_a_domain_has_the_modifier_of_the_domain() {
+        let mut assembler = Assembler::new(&[outbox()], Position::default());
+        let amount = BaseTypes::new(HashMap::from([(20_000, of(1700, 655_366))]), Lsn::new(100));
+        assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), amount);
+        let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
+        feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
+        let row = row("8");
+        let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
+        assert_eq!(crate::template::Values::column_type(&event.row, 0), of(1700, 655_366));
     }
 }

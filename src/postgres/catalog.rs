@@ -47,6 +47,7 @@ pub struct Column {
     /// The type as SQL writes it, with its modifier.
     #[serde(rename = "type")]
     pub type_name: String,
+    /// The modifier (`atttypmod`), or that of a domain.
     pub type_modifier: i32,
     #[serde(flatten)]
     pub base: BaseType,
@@ -67,6 +68,7 @@ pub struct Column {
 pub struct BaseType {
     #[serde(rename = "base")]
     pub name: String,
+    /// Of an array of an enum that of `text[]`.
     #[serde(rename = "base_oid")]
     pub oid: u32,
     /// As SQL writes it in a cast, without a modifier.

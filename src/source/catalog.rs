@@ -13,6 +13,7 @@ use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{Param, QueryError, one_json};
 use crate::postgres::quote::quoted;
+use crate::template::ColumnType;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
@@ -31,9 +32,10 @@ pub(crate) struct Catalog {
     pub members: Vec<Member>,
     /// Up to four other tables that were added to the publication by name.
     pub other_tables: Vec<String>,
-    /// The OIDs of base types by those of domains and of the types of the table's columns.
+    /// The base types, with the modifiers of domains, by the OIDs of domains, of arrays of enums, and of the types
+    /// of the table's columns.
     #[serde(default)]
-    pub base_types: HashMap<u32, u32>,
+    pub base_types: HashMap<u32, ColumnType>,
 }
 
 /// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).

@@ -60,6 +60,7 @@ pub(super) const KINDS: &[Kind] = &[
     ("interval", "'1 day 2 hours'", Some("1 day 02:00:00"), r#""1 day 02:00:00""#),
     ("text[]", "array['a', null, 'b \"c\"']", Some(r#"{a,NULL,"b \"c\""}"#), r#""{a,NULL,\"b \\\"c\\\"\"}""#),
     ("int[]", "'{{1,2},{3,4}}'", Some("{{1,2},{3,4}}"), r#""{{1,2},{3,4}}""#),
+    ("mood[]", "array['calm', null]::mood[]", Some("{calm,NULL}"), r#""{calm,NULL}""#),
     ("point3", "(1, null, 'a b')", Some(r#"(1,,"a b")"#), r#""(1,,\"a b\")""#),
     ("inet", "'10.0.0.1/8'", Some("10.0.0.1/8"), r#""10.0.0.1/8""#),
     // As the value these are their bytes, see BYTES.
@@ -144,6 +145,38 @@ fn columns_of_every_kind_arrive_byte_for_byte_as_key_header_value_and_member() {
         assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
     }
     sql.run(&format!("select pg_drop_replication_slot('{enveloped}')"));
+}
+
+/// A relation message has neither the length of a domain nor the elements of an array.
+#[test]
+fn kafka_connects_form_of_a_domain_has_its_length_and_that_of_an_enums_array_its_elements() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    let sql = world.sql();
+    sql.run(&format!(
+        "{TYPES}; create domain price as amount; create domain due as timestamptz(3); create domain moods as mood[];
+         drop table outbox; create table outbox (id int, cost price, due due, moods mood[], all_moods moods)"
+    ));
+    let config = format!(
+        "[route]\ntopic = \"{}\"\nkey = \"{{id}}\"\n[route.headers]\ncost = \"{{cost|connect('json')}}\"\n\
+         due = \"{{due|connect}}\"\nmoods = \"{{moods|connect}}\"\nall_moods = \"{{all_moods|connect}}\"\n\
+         [format]\nvalue = \"{{id}}\"\n",
+        world.topic(0)
+    );
+    world.command("setup").config_file(&config).succeed();
+    sql.run("insert into outbox values (1, 12.5, '12026-05-06 07:08:09.5+02', '{calm,NULL}', '{angry}')");
+    let mut relay = world.run().config_file(&config).start();
+    let count = || topic::count(&world.brokers, &world.topic(0));
+    eventually("the row arrives", ARRIVAL, count, |count| *count == 1);
+    let record = world.records(0).remove(0);
+    for (header, expected) in [
+        ("cost", "\"BOI=\""),
+        ("due", "+12026-05-06T05:08:09.500Z"),
+        ("moods", "[\"calm\",null]"),
+        ("all_moods", "[\"angry\"]"),
+    ] {
+        assert_eq!(record.header(header), expected, "{header}");
+    }
+    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
 }
 
 #[test]

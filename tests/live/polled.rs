@@ -269,18 +269,21 @@ fn settings_that_contradict_the_table_and_missing_rights_are_refused() {
     let sql = world.sql();
     sql.run(&format!(
         "{TABLES}; create domain inner_d as bytea; create domain outer_d as inner_d;
+         create domain inner_n as numeric(10, 2); create domain outer_n as inner_n; create type level as enum ('low');
          create table facts (id uuid default gen_random_uuid(), n serial, payload outer_d, created_at timestamptz, v varchar(7),
-                             \"Odd\" int);
+                             \"Odd\" int, cost outer_n, levels level[]);
          create view shown as select * from facts; create extension citext; alter table facts add c citext"
     ));
     let reading = Reading::new(&world.database_url);
     let of = |more: &str| {
-        let config = format!("[outbox]\ntable = 'facts'\n{more}\n[route]\ntopic = 't'\nkey = '{{v}}'");
+        let config =
+            format!("[outbox]\ntable = 'facts'\n{more}\n[route]\ntopic = 't'\nkey = '{{v}}-{{cost}}-{{levels}}'");
         reading.facts(&outbox(&config))
     };
     let facts = of("").expect("facts");
     let types: Vec<_> = facts.columns.iter().map(|column| (column.type_oid, column.type_modifier)).collect();
-    assert_eq!(types, [(2950, -1), (1043, 11), (17, -1)], "id, v and payload");
+    let expected = [(2950, -1), (1043, 11), (1700, 655_366), (1009, -1), (17, -1)];
+    assert_eq!(types, expected, "id, v, cost, levels and payload");
     let order = facts.order.expect("an order");
     assert_eq!((order.sql.as_str(), order.type_name.as_str(), order.not_null), ("\"n\"", "integer", true));
     assert_eq!(
