@@ -12,6 +12,7 @@ create table if not exists walrelay.parked (
     committed_at timestamptz not null,
     names text[] not null,
     types bigint[] not null,
+    modifiers integer[],
     texts bytea[] not null,
     class text not null,
     error text,
@@ -25,6 +26,7 @@ create table if not exists walrelay.parked (
 alter table walrelay.parked
     add column if not exists key_by text,
     add column if not exists row_key jsonb,
+    add column if not exists modifiers integer[],
     drop constraint if exists parked_slot_outbox_row_id_key;
 create unique index if not exists parked_of_slot on walrelay.parked (slot, outbox, row_id, commit_lsn, index);
 drop index if exists walrelay.parked_of_table;

@@ -23,7 +23,7 @@ with recursive taken (id, number, bytes) as (
 )
 select p.id, p.row_id, p.key, p.topic, p.commit_lsn::text, p.index, p.via,
     (extract(epoch from p.committed_at) * 1000000)::bigint, p.names, p.types, p.texts, p.class, p.error, p.attempts,
-    coalesce(p.asked = 'drop', false), p.xmin::text, p.row_key::text
+    coalesce(p.asked = 'drop', false), p.xmin::text, p.row_key::text, p.modifiers
 from taken t
 join walrelay.parked p on p.id = t.id
 order by t.id

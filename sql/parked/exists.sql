@@ -9,7 +9,7 @@ select coalesce((
           or not pg_catalog.has_table_privilege(c.oid, 'delete') then 'readable'
         when exists (
             select from pg_catalog.pg_attribute a
-            where a.attrelid = c.oid and a.attname = 'row_key' and not a.attisdropped
+            where a.attrelid = c.oid and a.attname = 'modifiers' and not a.attisdropped
         ) and not exists (
             select from pg_catalog.pg_constraint k
             where k.conrelid = c.oid and k.conname = 'parked_slot_outbox_row_id_key'

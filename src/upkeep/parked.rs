@@ -19,6 +19,7 @@ use crate::position::Lsn;
 use crate::postgres::query::{OwnTable, QueryError, bounded, role};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
+use crate::template::{ColumnType, Values as _};
 use crate::upkeep::ANSWER_TIMEOUT;
 
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
@@ -87,8 +88,8 @@ pub struct ParkedEvent {
 pub struct ParkedColumn {
     /// The column's name.
     pub name: String,
-    /// The OID of its type.
-    pub type_oid: u32,
+    /// The OID and the modifier of its type.
+    pub type_of: ColumnType,
     /// The value in the text form of Postgres.
     pub text: Option<Vec<u8>>,
 }
@@ -98,7 +99,7 @@ impl ParkedEvent {
     pub fn of(event: &Event<'_>, names: &[String]) -> ParkedEvent {
         let column = |(place, name): (usize, &String)| ParkedColumn {
             name: name.clone(),
-            type_oid: event.row.type_oid(place),
+            type_of: event.row.column_type(place),
             text: event.row.get(place).map(<[u8]>::to_vec),
         };
         ParkedEvent {
@@ -187,7 +188,11 @@ impl ParkedRow {
     pub fn described(&self) -> Vec<Column> {
         let columns = self.event.columns.iter();
         columns
-            .map(|column| Column { name: column.name.clone(), type_oid: column.type_oid, type_modifier: -1 })
+            .map(|ParkedColumn { name, type_of, .. }| Column {
+                name: name.clone(),
+                type_oid: type_of.oid,
+                type_modifier: type_of.modifier,
+            })
             .collect()
     }
 }
@@ -303,11 +308,13 @@ impl ParkedTable {
     pub(super) fn held(&self, row: &Row, outbox: usize) -> Result<ParkedRow, QueryError> {
         let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
             (get(row, 8)?, get(row, 9)?, get(row, 10)?);
-        let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
-            name,
-            type_oid: u32::try_from(type_oid).unwrap_or_default(),
-            text,
+        let modifiers: Vec<i32> = get::<Option<_>>(row, 17)?.unwrap_or_default();
+        let types = types.into_iter().enumerate().map(|(place, oid)| ColumnType {
+            oid: u32::try_from(oid).unwrap_or_default(),
+            modifier: modifiers.get(place).copied().unwrap_or(-1),
         });
+        let columns = names.into_iter().zip(types).zip(texts);
+        let columns = columns.map(|((name, type_of), text)| ParkedColumn { name, type_of, text });
         let event = ParkedEvent {
             row: self.row_id(outbox, get(row, 1)?, get(row, 16)?),
             key: get(row, 2)?,
@@ -344,11 +351,12 @@ impl ParkedTable {
             None => (BEHIND, None, 0),
         };
         let names: Vec<&str> = event.columns.iter().map(|column| column.name.as_str()).collect();
-        let types: Vec<i64> = event.columns.iter().map(|column| column.type_oid.into()).collect();
+        let types: Vec<i64> = event.columns.iter().map(|column| column.type_of.oid.into()).collect();
+        let modifiers: Vec<i32> = event.columns.iter().map(|column| column.type_of.modifier).collect();
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
         let index = i64::try_from(event.place.index).unwrap_or(i64::MAX);
         let row_key = self.row_key(&event.row).to_string();
-        let values: [&(dyn ToSql + Sync); 18] = [
+        let values: [&(dyn ToSql + Sync); 19] = [
             &self.slot,
             &name,
             &event.row.id(),
@@ -367,6 +375,7 @@ impl ParkedTable {
             &event.retry_in_ms,
             &self.keys_by.get(event.row.outbox),
             &row_key,
+            &modifiers,
         ];
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.insert, &values)).await.map(|_| ())
     }
