@@ -6,20 +6,32 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::cli::config::Target;
+use crate::cli::config::{self, Target};
 use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
+use crate::cli::sql::{Session, column};
+use crate::config::TableName;
+use crate::config::layers::Flags;
+use crate::config::name::quoted;
 use crate::error::{Error, Kind, Result};
-use crate::import::{Import, Left, import as made_of};
+use crate::import::{Connector, Found, Import, Left};
+use crate::postgres::catalog::Table;
+use crate::source::preflight::{self, judge_version};
+
+const PUBLISHED: &str = include_str!("../../sql/published.sql");
 
 /// No configuration is longer.
 const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The connector's configuration: Kafka Connect's JSON or properties, or Debezium Server's application.properties;
-    /// - is standard input
+    /// The connector's configuration: Kafka Connect's JSON or properties, a KafkaConnector of Strimzi as JSON, or Debezium
+    /// Server's application.properties; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// The connector's database, to be looked at: each table that the connector captures becomes an [[outbox]], and types of
+    /// columns are known. Not written into the file
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<String>,
     #[command(flatten)]
     pub target: Target,
     /// Print one JSON object: the file, and the list of what could not be carried over
@@ -31,19 +43,28 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay config import connector.json > walrelay.toml
   walrelay config import application.properties --output walrelay.toml
+  walrelay config import connector.json --database-url postgres://me@db/shop
   curl -s connect:8083/connectors/outbox/config | \\
     walrelay config import - --json
+  kubectl get kafkaconnector outbox -o json | walrelay config import -
 
-Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
+Only --database-url is connected to, and of that catalogs are read. No password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
 
 Exit codes:
   0   all that consumers see was carried over
   1   the file was made, and an option was left out that changes, or may change, what consumers see
-  2   the file cannot be read, or is no connector of an outbox in Postgres";
+  2   the file cannot be read, or is no connector of an outbox in Postgres
+  10  Postgres cannot be reached (11: refuses)
+  15  the publication has no table of the connector, or filters its rows";
 
-pub(crate) fn import(args: &ImportArgs) -> Outcome {
+pub(crate) async fn import(args: &ImportArgs) -> Outcome {
     let path = args.file.display().to_string();
-    let import = made_of(&path, &read(&args.file)?)?;
+    let connector = Connector::read(&path, &read(&args.file)?)?;
+    let tables = match &args.database_url {
+        Some(url) => outboxes(&connector, url).await?,
+        None => Vec::new(),
+    };
+    let import = connector.import(&tables);
     if let Some(output) = &args.target.output {
         write_file(output, &import.toml, args.target.force)?;
     }
@@ -61,6 +82,38 @@ pub(crate) fn import(args: &ImportArgs) -> Outcome {
         0 => Ok(()),
         seen => Err(not_carried(seen, &import).into()),
     }
+}
+
+/// The tables of the database that the connector captures and has records of.
+async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
+    let publication = connector.publication();
+    let database = config::settings(&Flags::from([("database.url", url.to_owned())]), None)?.database()?;
+    let session = Session::connect(&database, "config import").await?;
+    judge_version(&preflight::server(session.client()).await?)?;
+    let mut found = Vec::new();
+    for row in session.rows("reading the publication's tables", PUBLISHED, &[&publication]).await? {
+        let name: String = column(&row, "name")?;
+        let name: TableName = name.parse().map_err(|error| Error::new(Kind::Bug, format!("{name}: {error}")))?;
+        if !connector.captures(&name)? {
+            continue;
+        }
+        let table = Table::read(session.client(), &name).await?.filter(|table| connector.fits(table));
+        let Some(table) = table else { continue };
+        if let Some(filter) = column::<Option<String>>(&row, "row_filter")? {
+            let cause =
+                format!("publication {publication} filters rows of {name}: {filter}; the others would be skipped");
+            let remedy = format!("alter publication {} set table {name}", quoted(publication));
+            return Err(Error::new(Kind::Publication, cause).remedy(remedy));
+        }
+        found.push(Found { name, table });
+    }
+    if found.is_empty() {
+        let cause =
+            format!("publication {publication} in database {} has no outbox of the connector", database.database);
+        let remedy = "name the connector's database, and its publication in publication.name";
+        return Err(Error::new(Kind::Publication, cause).remedy(remedy));
+    }
+    Ok(found)
 }
 
 fn not_carried(seen: usize, import: &Import) -> Error {
@@ -119,8 +172,8 @@ mod tests {
         ");
     }
 
-    #[test]
-    fn an_import_with_uncarried_options_writes_the_file_and_ends_with_1() {
+    #[tokio::test]
+    async fn an_import_with_uncarried_options_writes_the_file_and_ends_with_1() {
         let folder = tempfile::tempdir().unwrap();
         let [file, output] = ["connector.properties", "walrelay.toml"].map(|name| folder.path().join(name));
         let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
@@ -128,13 +181,13 @@ mod tests {
                     transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
         let args = {
             let target = Target { output: Some(output.clone()), force: true };
-            ImportArgs { file: file.clone(), target, json: false }
+            ImportArgs { file: file.clone(), database_url: None, target, json: false }
         };
         std::fs::write(&file, same).unwrap();
-        assert!(import(&args).is_ok());
+        assert!(import(&args).await.is_ok());
         std::fs::write(&file, format!("{same}header.converter=JsonConverter\n")).unwrap();
         std::fs::remove_file(&output).unwrap();
-        let Err(crate::cli::output::Failure::Error(error)) = import(&args) else { panic!("all was carried") };
+        let Err(crate::cli::output::Failure::Error(error)) = import(&args).await else { panic!("all was carried") };
         assert_eq!((error.kind(), error.kind().exit_code()), (Kind::NotCarried, 1));
         assert!(std::fs::read_to_string(&output).unwrap().contains("[route]"));
     }

@@ -225,7 +225,7 @@ async fn done(command: &Command) -> Outcome {
         Command::Parked(command) => Box::pin(command.run()).await,
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
-        Command::Config(ConfigCommand::Import(args)) => import::import(args),
+        Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
         Command::Demo(options) => Ok(demo::run(options).await?),
     }
 }

@@ -130,6 +130,8 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     lines: Vec<Line>,
+    /// Tables of which each is an `[[outbox]]`.
+    outboxes: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -178,17 +180,32 @@ impl Draft {
         true
     }
 
+    /// Has an `[[outbox]]` for each of these tables in place of `[outbox]`, all with what was set for that.
+    pub(crate) fn outboxes(&mut self, tables: Vec<String>) {
+        self.outboxes = tables;
+    }
+
     /// The file, with `heading` as comments on its first lines.
     pub(crate) fn toml(&self, heading: &str) -> String {
         let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
-        for table in tables() {
-            let lines: Vec<&str> =
-                self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
-            if !lines.is_empty() {
-                text.push_str(&format!("\n[{table}]\n{}\n", lines.join("\n")));
-            }
+        let is_of_each = |table: &str| !self.outboxes.is_empty() && table.split('.').next() == Some("outbox");
+        for table in tables().into_iter().filter(|table| !is_of_each(table)) {
+            text.push_str(&self.section(table));
+        }
+        for outbox in &self.outboxes {
+            let own = tables().into_iter().filter(|table| is_of_each(table)).map(|table| self.section(table));
+            let own = own.collect::<String>();
+            text.push_str(&format!("\n[[outbox]]\ntable = {}\n", one_line(outbox)));
+            text.push_str(own.strip_prefix("\n[outbox]\n").unwrap_or(&own));
         }
         text
+    }
+
+    /// A table with its lines; nothing without any.
+    fn section(&self, table: &str) -> String {
+        let lines: Vec<&str> =
+            self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
+        if lines.is_empty() { String::new() } else { format!("\n[{table}]\n{}\n", lines.join("\n")) }
     }
 }
 

@@ -1,22 +1,34 @@
-//! Where Postgres and Kafka are: connection, slot, publication and table; options of Kafka's Java producer.
+//! Where Postgres and Kafka are: connection, slot, publication and tables; options of Kafka's Java producer.
 
 use std::collections::BTreeMap;
 
+use regex::Regex;
+
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, ToDo};
-use super::given::{LOGIN, PRODUCER_PREFIX};
+use super::given::{Given, LOGIN, PRODUCER_PREFIX, of_java};
 use super::options::{Fate, OPTIONS, PRODUCER};
 use crate::config::name::quoted;
 use crate::config::{SlotName, TableName};
+use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 use crate::sink::kafka::properties::check_properties;
 
 const TABLES: &str = "table.include.list";
+const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \
+                        writes as another text, no default that Debezium sends for NULL, no row filter of the publication";
+const LOOK: &str = "give --database-url, which writes an [[outbox]] for each table that the connector captures; or set \
+                    outbox.table, and compare the columns with docs/moving-from-debezium.md";
 
 pub(super) fn carry(carrying: &mut Carrying<'_>) {
     connection(carrying);
     names(carrying);
-    table(carrying);
+    let tables: Vec<String> = carrying.tables.iter().map(|found| found.name.to_string()).collect();
+    match tables.as_slice() {
+        [] => table(carrying),
+        [one] => carrying.draft.set("outbox.table", one),
+        _ => carrying.draft.outboxes(tables),
+    }
 }
 
 fn connection(carrying: &mut Carrying<'_>) {
@@ -75,40 +87,40 @@ fn names(carrying: &mut Carrying<'_>) {
     }
 }
 
+/// The table that the file names.
 fn table(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
-    let Some(list) = given.get(TABLES).filter(|list| !list.is_empty()) else {
-        if !given.has(TABLES) {
-            let why = "without it the connector takes every table; public.outbox is assumed";
-            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
-        }
-        return;
-    };
-    let patterns: Vec<&str> = list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).collect();
+    let patterns = patterns(given.get(TABLES).unwrap_or_default());
     let mut plain = patterns.iter().filter_map(|pattern| table_of(pattern)).collect::<Vec<_>>();
     // A sort that keeps the order of equals: the first that is called an outbox, else the first.
     plain.sort_by_key(|table| !table.to_lowercase().contains("outbox"));
     match plain.first() {
         Some(table) => carrying.draft.set("outbox.table", table),
-        None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
+        None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has none, or a pattern)"),
     }
-    match (plain.len(), patterns.len()) {
-        (1, 1) if list.chars().any(char::is_uppercase) => {
-            let why = "carried as written. Debezium compares without case, and walrelay with it";
-            carrying.left(TABLES, ToDo, why, "set outbox.table to the table's name as Postgres has it");
+    let (effect, why) = match (plain.len(), patterns.len()) {
+        (0, 0) if given.has(TABLES) => return,
+        (0, 0) => (MayDiffer, "without it the connector takes every table; public.outbox is assumed"),
+        (1, 1) => (ToDo, NOT_SEEN),
+        (0, _) => (MayDiffer, "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed"),
+        _ => (Differs, "without the database the import writes one table, and this names several"),
+    };
+    carrying.left(TABLES, effect, why, LOOK);
+}
+
+/// The regular expressions of a list. A backslash makes a comma a part of one: `Strings.RegExSplitter` of Debezium.
+fn patterns(list: &str) -> Vec<String> {
+    let mut patterns = vec![String::new()];
+    let mut escaped = false;
+    for c in list.chars() {
+        match patterns.last_mut() {
+            Some(pattern) if escaped || c != ',' => pattern.push(c),
+            _ => patterns.push(String::new()),
         }
-        (1, 1) => {}
-        (0, _) => {
-            let why = "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed";
-            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
-        }
-        _ => {
-            let why = "the import writes one table, and this names several";
-            let what_to_do = "check outbox.table; where there are further outboxes, write an [[outbox]] for each, see \
-                              docs/mapping.md";
-            carrying.left(TABLES, Differs, why, what_to_do);
-        }
+        escaped = !escaped && c == '\\';
     }
+    let parts = patterns.iter().map(|pattern| pattern.trim().replace("\\,", ","));
+    parts.filter(|pattern| !pattern.is_empty()).collect()
 }
 
 /// The table that a regular expression without anything special names, as SQL writes it.
@@ -125,6 +137,37 @@ fn table_of(pattern: &str) -> Option<String> {
     let (schema, table) = name.split_once('.')?;
     let sql = format!("{}.{}", quoted(schema), quoted(table));
     sql.parse::<TableName>().ok().map(|_| sql)
+}
+
+/// Whether the connector captures a table: its schema and its name with the schema are both in the lists of that kind.
+///
+/// Of two lists of a kind the one that includes counts, and an expression has to match the whole in whatever case:
+/// `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of Debezium. Java takes letters of ASCII
+/// for the same in either case, and here all letters are.
+///
+/// # Errors
+/// [`Kind::Config`]: a list cannot be read.
+pub(super) fn captures(given: &Given, table: &TableName) -> Result<bool> {
+    let schema = table.schema();
+    let name = format!("{schema}.{}", table.table());
+    Ok(listed(given, ["schema.include.list", "schema.exclude.list"], schema)?
+        && listed(given, [TABLES, "table.exclude.list"], &name)?)
+}
+
+fn listed(given: &Given, [include, exclude]: [&str; 2], text: &str) -> Result<bool> {
+    let is_given = |name: &str| given.as_written(name).is_some_and(|list| !list.is_empty());
+    let Some(list) = [include, exclude].into_iter().find(|name| is_given(name)) else { return Ok(true) };
+    let unreadable = || {
+        let cause = format!("{}: an expression is Java's alone, or is filled in elsewhere", given.written(list));
+        Error::new(Kind::Config, cause).remedy("write the names of the tables: SCHEMA.TABLE, with commas between")
+    };
+    for pattern in patterns(given.get(list).ok_or_else(unreadable)?) {
+        let compiled = of_java(&pattern).and_then(|pattern| Regex::new(&format!("(?i)^(?:{pattern})$")).ok());
+        if compiled.ok_or_else(unreadable)?.is_match(text) {
+            return Ok(list == include);
+        }
+    }
+    Ok(list == exclude)
 }
 
 pub(super) fn carry_kafka(carrying: &mut Carrying<'_>) {
@@ -277,6 +320,47 @@ mod tests {
             (r"public.\w", None),
         ] {
             assert_eq!(table_of(pattern).as_deref(), table, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_split_at_commas_that_are_not_escaped() {
+        for (list, wanted) in
+            [("a.b, c.d ,", &["a.b", "c.d"][..]), (r"a.b\,c,d", &["a.b,c", "d"]), (r"a\\,b", &[r"a\\", "b"]), ("", &[])]
+        {
+            assert_eq!(patterns(list), wanted, "{list}");
+        }
+    }
+
+    #[test]
+    fn tables_are_captured_as_debezium_captures_them() {
+        let captured = |options: &str, table: &str| {
+            let given = Given::read("f", options).unwrap();
+            captures(&given, &table.parse().unwrap()).map_err(|error| error.cause().to_owned())
+        };
+        for (options, table, wanted) in [
+            ("", "x.y", true),
+            ("table.include.list=public.outbox", "public.outbox", true),
+            // Whatever the case, on both sides.
+            ("table.include.list=Public.OutBox", "public.outbox", true),
+            ("table.include.list=public.outbox", "\"Public\".\"OutBox\"", true),
+            // The whole name.
+            ("table.include.list=public.outbox", "public.outbox_old", false),
+            ("table.include.list=outbox", "public.outbox", false),
+            (r"table.include.list=.*\\.outbox_[a-z]+,b.c", "shop.outbox_de", true),
+            (r"table.include.list=.*\\.outbox_[a-z]+,b.c", "b.c", true),
+            ("schema.include.list=Shop", "shop.outbox", true),
+            ("schema.include.list=shop.*", "app.outbox", false),
+            ("schema.exclude.list=shop", "shop.outbox", false),
+            ("schema.exclude.list=shop", "app.outbox", true),
+            ("schema.include.list=shop\ntable.include.list=app.outbox", "app.outbox", false),
+            ("table.exclude.list=shop.orders", "shop.ORDERS", false),
+            ("table.include.list=shop.orders\ntable.exclude.list=shop.orders", "shop.orders", true),
+        ] {
+            assert_eq!(captured(options, table), Ok(wanted), "{options} {table}");
+        }
+        for options in ["table.include.list=(?!a).*", "schema.include.list=${env:X}", "table.exclude.list=("] {
+            assert!(captured(options, "a.b").unwrap_err().contains("an expression is Java's alone"), "{options}");
         }
     }
 

@@ -42,6 +42,14 @@ impl Given {
     /// [`Kind::Config`] with the line, without any value.
     pub(super) fn read(path: &str, text: &str) -> Result<Given> {
         let is_json = text.trim_start().starts_with('{');
+        let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let is_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
+        if lines.next().is_some_and(is_yaml) {
+            return Err(Error::new(Kind::Config, format!("{path}: it is YAML, which walrelay does not read")).remedy(
+                "convert it: `yq -o json FILE | walrelay config import -` for a KafkaConnector of Strimzi, `yq -o props` for \
+                 Debezium Server's application.yaml",
+            ));
+        }
         Ok(Given::new(if is_json { of_json(path, text)? } else { of_properties(path, text)? }))
     }
 
@@ -160,22 +168,27 @@ fn name_of_server(written: &str) -> String {
     rest.to_owned()
 }
 
-/// The options of Kafka Connect's JSON, `{"name": …, "config": {…}}` or the map alone, in the order of the file. `null` is
-/// an option that is not set.
+/// The options of Kafka Connect's JSON in the order of the file: the map alone, `{"name": …, "config": {…}}`, or Strimzi's
+/// `{"kind": "KafkaConnector", "spec": {"class": …, "config": {…}}}`. `null` is an option that is not set.
 fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
     // Only the line: the error's own text may quote a value.
     let not_json = |error: serde_json::Error| {
         Error::new(Kind::Config, format!("{path}:{}: this is not JSON as Kafka Connect takes it", error.line()))
             .remedy("name a file with one object: the connector's options, or its name and config")
     };
-    let outer = serde_json::from_str::<Ordered<'_>>(text).map_err(not_json)?.0;
-    let config = outer.iter().find(|(name, value)| name == "config" && value.get().starts_with('{'));
-    let members = match config {
-        Some((_, config)) => serde_json::from_str::<Ordered<'_>>(config.get()).map_err(not_json)?.0,
-        None => outer,
-    };
+    let read = |text| serde_json::from_str::<Ordered<'_>>(text).map(|object| object.0).map_err(not_json);
+    let mut members = read(text)?;
+    let mut class = None;
+    for (outer, inner) in [("spec", "class"), ("config", "")] {
+        let object = members.iter().find(|(name, value)| name == outer && value.get().starts_with('{'));
+        if let Some((_, object)) = object {
+            members = read(object.get())?;
+            class = class.or(members.iter().find(|(name, _)| name == inner).map(|(_, class)| *class));
+        }
+    }
+    let class = class.map(|class| ("connector.class".into(), class));
     let mut options = Vec::new();
-    for (name, value) in members {
+    for (name, value) in class.into_iter().chain(members) {
         if value.get().starts_with(['{', '[']) {
             return Err(Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
                 .remedy("an option of Kafka Connect is a text, a number, or true or false"));
@@ -269,6 +282,40 @@ fn unescaped(text: &str) -> Option<String> {
     Some(String::from_utf16_lossy(&units))
 }
 
+/// The expression with Java's ASCII classes written out, which have all of Unicode here. `None`: a quantifier is
+/// possessive, which the engine here would take for a repetition of a repetition.
+pub(super) fn of_java(regex: &str) -> Option<String> {
+    let mut out = String::with_capacity(regex.len());
+    let mut characters = regex.chars();
+    let (mut in_class, mut after_quantifier) = (false, false);
+    while let Some(c) = characters.next() {
+        let is_quantifier = !in_class && matches!(c, '*' | '+' | '?' | '}');
+        if after_quantifier && c == '+' {
+            return None;
+        }
+        after_quantifier = is_quantifier && !out.ends_with('(');
+        match c {
+            '\\' => match characters.next() {
+                Some('d') => out.push_str("[0-9]"),
+                Some('D') => out.push_str("[^0-9]"),
+                Some('w') => out.push_str("[0-9A-Za-z_]"),
+                Some('W') => out.push_str("[^0-9A-Za-z_]"),
+                Some('s') => out.push_str(r"[ \t\n\x0B\f\r]"),
+                Some('S') => out.push_str(r"[^ \t\n\x0B\f\r]"),
+                other => {
+                    out.push('\\');
+                    out.extend(other);
+                }
+            },
+            c => {
+                in_class = c == '[' || (in_class && c != ']');
+                out.push(c);
+            }
+        }
+    }
+    Some(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,6 +329,24 @@ mod tests {
         ] {
             assert_eq!(of_json("f", text).unwrap(), wanted, "{text}");
         }
+        let strimzi = r#"{"apiVersion": "kafka.strimzi.io/v1beta2", "kind": "KafkaConnector", "metadata": {"name": "n"},
+            "spec": {"class": "C", "tasksMax": 1, "config": {"m": "x"}}, "status": {"conditions": []}}"#;
+        let wanted = [("connector.class", "C"), ("m", "x")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(of_json("f", strimzi).unwrap(), wanted);
+    }
+
+    #[test]
+    fn yaml_is_refused_with_the_command_that_converts_it() {
+        for text in [
+            "apiVersion: kafka.strimzi.io/v1beta2\nkind: KafkaConnector\nspec:\n  class: canary",
+            "# Strimzi\n---\napiVersion: v1",
+            "debezium:\n  source:\n    database:\n      password: canary",
+        ] {
+            let Err(error) = Given::read("f.yaml", text) else { panic!("{text}") };
+            assert!(error.cause().starts_with("f.yaml: it is YAML") && error.what_to_do().is_some(), "{error:?}");
+            assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+        }
+        assert!(Given::read("f", "# x\nname=a\nb:1").is_ok());
     }
 
     #[test]

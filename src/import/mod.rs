@@ -4,11 +4,11 @@
 //! |---|---|
 //! | `given` | a file to options by one set of names, whichever form it has |
 //! | `options` | every option known, and what becomes of it |
-//! | `connections` | those that say where Postgres and Kafka are |
+//! | `connections` | those that say where Postgres and Kafka are, and which tables are captured |
 //! | `router` | those that say what records look like: the router's and the converters' |
 //!
-//! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
-//! shown unless it is known to be harmless: any of them may be a password.
+//! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire, or is in its source. No
+//! option's value is shown unless it is known to be harmless: any of them may be a password.
 
 mod connections;
 mod given;
@@ -17,8 +17,10 @@ mod router;
 
 use serde::Serialize;
 
+use crate::config::TableName;
 use crate::config::written::Draft;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::{Column, Table};
 use given::Given;
 
 const HEADING: &str = "Made by `walrelay config import` of a Debezium connector's configuration.";
@@ -84,23 +86,58 @@ impl Import {
     }
 }
 
-/// Reads the configuration `text` of a Debezium connector for Postgres, called `path` in errors: Kafka Connect's JSON,
-/// with or without `name` and `config` around it, Kafka Connect's properties, or Debezium Server's.
-///
-/// # Errors
-/// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
-pub(crate) fn import(path: &str, text: &str) -> Result<Import> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let given = Given::read(path, text)?;
-    of_an_outbox(path, &given)?;
-    let mut carrying = Carrying { given: &given, left: Vec::new(), draft: Draft::default() };
-    options::sort_out(&mut carrying);
-    connections::carry(&mut carrying);
-    router::carry(&mut carrying);
-    connections::carry_kafka(&mut carrying);
-    let Carrying { mut left, draft, .. } = carrying;
-    left.sort_by_key(|left| given.place(&left.option));
-    Ok(Import { toml: draft.toml(HEADING), left })
+/// An outbox table of the database.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub name: TableName,
+    pub table: Table,
+}
+
+/// The configuration of a Debezium connector for an outbox in Postgres.
+pub(crate) struct Connector(Given);
+
+impl Connector {
+    /// Reads a file called `path`: Kafka Connect's JSON, with or without `name` and `config` around it, Strimzi's
+    /// `KafkaConnector` as JSON, Kafka Connect's properties, or Debezium Server's.
+    ///
+    /// # Errors
+    /// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
+    pub(crate) fn read(path: &str, text: &str) -> Result<Connector> {
+        let given = Given::read(path, text.strip_prefix('\u{feff}').unwrap_or(text))?;
+        of_an_outbox(path, &given)?;
+        Ok(Connector(given))
+    }
+
+    /// The publication's name, as it is in the file.
+    pub(crate) fn publication(&self) -> &str {
+        self.0.as_written("publication.name").unwrap_or("dbz_publication")
+    }
+
+    /// Whether it captures the table of this name.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: a list of tables cannot be read.
+    pub(crate) fn captures(&self, name: &TableName) -> Result<bool> {
+        connections::captures(&self.0, name)
+    }
+
+    /// Whether the router has records of its rows.
+    pub(crate) fn fits(&self, table: &Table) -> bool {
+        router::needed_columns(&self.0).iter().all(|column| table.column(column).is_some())
+    }
+
+    /// The `walrelay.toml` for the `tables` that were found in the database; without any, for what the file names.
+    pub(crate) fn import(&self, tables: &[Found]) -> Import {
+        let given = &self.0;
+        let mut carrying = Carrying { given, tables, left: Vec::new(), draft: Draft::default() };
+        options::sort_out(&mut carrying);
+        connections::carry(&mut carrying);
+        router::carry(&mut carrying);
+        connections::carry_kafka(&mut carrying);
+        let Carrying { mut left, draft, .. } = carrying;
+        left.sort_by_key(|left| given.place(&left.option));
+        Import { toml: draft.toml(HEADING), left }
+    }
 }
 
 fn of_an_outbox(path: &str, given: &Given) -> Result<()> {
@@ -127,6 +164,8 @@ fn of_an_outbox(path: &str, given: &Given) -> Result<()> {
 /// What was made so far of the options that are `given`.
 struct Carrying<'a> {
     given: &'a Given,
+    /// Of the database; none where it was not looked at.
+    tables: &'a [Found],
     left: Vec<Left>,
     draft: Draft,
 }
@@ -136,6 +175,17 @@ impl Carrying<'_> {
     fn left(&mut self, name: &str, effect: Effect, why: impl Into<String>, what_to_do: &str) {
         let option = self.given.written(name);
         self.left.push(Left { option, effect, why: why.into(), what_to_do: what_to_do.to_owned() });
+    }
+
+    /// The columns of this name in the database.
+    fn columns(&self, name: &str) -> Vec<&Column> {
+        self.tables.iter().filter_map(|found| found.table.column(name)).collect()
+    }
+
+    /// Whether the database was looked at, and has only such columns of this name.
+    fn is_known(&self, name: &str, fits: fn(&Column) -> bool) -> bool {
+        let columns = self.columns(name);
+        !columns.is_empty() && columns.into_iter().all(fits)
     }
 }
 

@@ -59,10 +59,7 @@ const LOOK_AT_PLACED: &str = "compare a record, where a column of such a type is
 pub(super) const OPTIONS: &[Row] = &[
     // The connector.
     row("name connector.class tasks.max plugin.name slot.name publication.name table.include.list", Fate::Carried),
-    unneeded(
-        "topic.prefix database.server.name",
-        "it is in no record of the outbox but in a header of the connector's own",
-    ),
+    unneeded("topic.prefix database.server.name", "it is in no record but in a header of the connector's own"),
     // The server.
     row("database.hostname", Fate::Libpq("host")),
     row("database.port", Fate::Libpq("port")),
@@ -78,31 +75,16 @@ pub(super) const OPTIONS: &[Row] = &[
         "a password is never carried",
         "PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of database.url",
     ),
-    left(
-        "database.sslpassword",
-        ToDo,
-        "keys with a password are not read",
-        "openssl pkcs8 -in KEY -out KEY.pem, readable by walrelay's user only",
-    ),
-    left(
-        "database.sslfactory",
-        ToDo,
-        "it is a class of Java",
-        "sslmode=verify-full and sslrootcert in database.url say the same",
-    ),
+    left("database.sslpassword", ToDo, "keys with a password are not read", "openssl pkcs8 -in KEY -out KEY.pem"),
+    left("database.sslfactory", ToDo, "it is a class of Java", "set sslmode=verify-full and sslrootcert"),
     unneeded("database.tcpKeepAlive", "it is always on"),
     left(
-        "database.initial.statements",
+        "database.initial.statements slot.stream.params",
         MayDiffer,
-        "no statement is run in the session that streams",
-        "set what it sets with alter role … set …",
+        "the session that streams runs no other statements, and gives the slot no other parameters",
+        "set what statements set with alter role … set …; compare what parameters select, such as origin=none",
     ),
-    left(
-        "database.* driver.*",
-        ToDo,
-        "it is an option of Java's driver",
-        "database.url takes libpq's words, where there is one for it",
-    ),
+    left("database.* driver.*", ToDo, "it is an option of Java's driver", "see whether libpq has a word for it"),
     // Slot and publication.
     unless(
         "slot.drop.on.stop",
@@ -112,34 +94,26 @@ pub(super) const OPTIONS: &[Row] = &[
         "set it to false, and restart the connector, before it is stopped for good",
     ),
     unless(
-        "flush.lsn.source",
-        "true",
+        "flush.lsn.source lsn.flush.mode",
+        "true connector connector_and_driver",
         ToDo,
         "the connector does not confirm the slot, which is then behind what was delivered",
-        "set it to true, and let it run, before it is stopped for good: else copies come",
+        "take it out, and let it run, before it is stopped for good: else copies come",
     ),
-    unneeded("lsn.flush.*", "the slot is confirmed once Kafka has acked and the position is stored"),
-    unneeded("publication.autocreate.mode", "walrelay makes no publication when it runs"),
-    unneeded("publish.via.partition.root", "it is read when a publication is made, and this one is there"),
-    unneeded("slot.failover", "it is read when a slot is made, and this one is there"),
-    unneeded("status.update.interval.ms", "it follows from slot.wal_sender_timeout"),
+    unneeded("lsn.flush.* status.update.*", "the slot is confirmed once Kafka has acked and the position is stored"),
+    unneeded("publication.autocreate.mode publish.via.partition.root slot.failover", "publication and slot are there"),
     // What is captured.
-    unneeded(
-        "table.exclude.list table.ignore.builtin schema.include.list schema.exclude.list",
-        "the outbox table is named",
+    row("table.exclude.list schema.include.list schema.exclude.list", Fate::Carried),
+    unneeded("column.include.list column.exclude.list", "the router fails without a column that it needs"),
+    unneeded("schema.name.adjustment.mode router.table.field.event.schema.version", "no envelope has a schema here"),
+    unless(
+        "column.propagate.source.type datatype.propagate.source.type include.schema.comments",
+        "false",
+        MayDiffer,
+        "a column's schema has nothing of it",
+        "compare a record, if a converter writes schemas",
     ),
-    unneeded("column.include.list column.exclude.list", "the columns that are needed are read, no others"),
-    unneeded(
-        "column.propagate.source.type include.schema.comments schema.name.adjustment.mode",
-        "there is no schema it could be in",
-    ),
-    left(
-        "column.*",
-        Differs,
-        "a column's value is not changed on its way",
-        "write what is to be published into the outbox",
-    ),
-    unneeded("message.key.columns", "the router makes the key"),
+    left("column.*", Differs, "a column's value is not changed on its way", "write what is to go out into the outbox"),
     left(
         "message.prefix.*",
         MayDiffer,
@@ -154,8 +128,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "find out why the connector leaves them out",
     ),
     unneeded(
-        "tombstones.on.delete replica.identity.autoset.values unavailable.value.placeholder \
-         router.debezium.op.invalid.behavior",
+        "tombstones.on.delete replica.identity.autoset.values unavailable.value.placeholder skip.messages.without.change",
         "an outbox has inserts only, and nothing else is relayed",
     ),
     unless(
@@ -165,10 +138,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "walrelay takes no snapshot: rows from before the slot are not published",
         "publish those by inserting them again",
     ),
-    unneeded(
-        "snapshot.* incremental.snapshot.* signal.* read.only",
-        "walrelay takes no snapshot: the slot says where to go on",
-    ),
+    unneeded("snapshot.* incremental.snapshot.* signal.* read.only", "the slot says where to go on, and no snapshot"),
     // How values are written.
     unless("binary.handling.mode", "bytes", Differs, "a bytea goes out as its bytes", "have consumers take bytes"),
     unless(
@@ -179,14 +149,8 @@ pub(super) const OPTIONS: &[Row] = &[
         LOOK_AT_PLACED,
     ),
     left("hstore.handling.mode money.fraction.digits", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
-    unneeded("include.unknown.datatypes", TEXT_OF_POSTGRES),
-    unless(
-        "field.name.adjustment.mode",
-        "none",
-        MayDiffer,
-        "names go out as they are in the mapping",
-        "compare a record",
-    ),
+    unless("include.unknown.datatypes", "false", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
+    unless("field.name.adjustment.mode", "none", MayDiffer, "names go out as they are mapped", "compare a record"),
     unless(
         "provide.transaction.metadata",
         "false",
@@ -201,19 +165,18 @@ pub(super) const OPTIONS: &[Row] = &[
         "the headers __debezium.context.* name the connector and its run, and there is neither",
         "find out whether a consumer reads them",
     ),
-    unneeded("topic.naming.strategy topic.delimiter", "the router names the topics"),
-    left(
-        "topic.creation.*",
-        ToDo,
-        "walrelay makes no topics: they are there, or the broker makes them",
-        "create topics for new aggregate types beforehand",
-    ),
+    unneeded("message.key.columns topic.naming.strategy topic.delimiter", "the router makes key and topic"),
+    left("topic.creation.*", ToDo, "walrelay makes no topics", "create topics for new aggregate types beforehand"),
     // How it runs.
-    unneeded("heartbeat.* topic.heartbeat.prefix", "an idle outbox is confirmed without a heartbeat"),
-    unneeded(
-        "max.batch.size max.queue.* poll.interval.ms",
-        "memory is bounded by kafka.max_in_flight_bytes, batches by what Kafka takes",
+    unless(
+        "heartbeat.interval.ms heartbeat.action.query notification.*",
+        "0",
+        ToDo,
+        "an idle outbox is confirmed without a heartbeat: none is sent, none runs a query, and no notification is sent",
+        "find out whether something reads them or what the query writes",
     ),
+    unneeded("heartbeat.* topic.heartbeat.prefix", "no heartbeat is sent"),
+    unneeded("max.batch.size max.queue.* poll.*", "memory is bounded by kafka.max_in_flight_bytes"),
     unless(
         "errors.tolerance event.processing.failure.handling.mode",
         "none fail",
@@ -222,8 +185,8 @@ pub(super) const OPTIONS: &[Row] = &[
         "see docs/operating.md for how to pass one over",
     ),
     unneeded(
-        "slot.* errors.* retriable.restart.* sink.kafka.*",
-        "what heals by itself is tried again for as long as it takes",
+        "slot.max.retries slot.retry.* errors.* retriable.restart.* sink.kafka.*",
+        "what heals is tried again for ever",
     ),
     unless(
         "exactly.once.support",
@@ -234,40 +197,24 @@ pub(super) const OPTIONS: &[Row] = &[
     ),
     unneeded("transaction.boundary*", "walrelay writes outside of Kafka's transactions"),
     unneeded("offset.* offsets.* schema.history.*", "walrelay keeps a position of its own: [state]"),
-    unneeded("config.action.reload", "it is Kafka Connect's own business"),
-    unneeded("custom.metric.tags", "metrics have names of their own: docs/metrics.md"),
-    unneeded("executor.shutdown.timeout.ms", "shutdown.timeout is walrelay's"),
-    unneeded("sourceinfo.struct.maker", "it is in no record of the outbox"),
     unneeded(
-        "xmin.fetch.interval.ms notification.* openlineage.* guardrail.* internal.* connection.validation.timeout.ms \
-         streaming.delay.ms query.fetch.size api.enabled engine.* key.serializer value.serializer",
+        "table.ignore.builtin config.action.reload custom.metric.tags executor.shutdown.timeout.ms sourceinfo.struct.maker schema.refresh.mode \
+         xmin.fetch.interval.ms openlineage.* guardrail.* connection.validation.timeout.ms streaming.delay.ms \
+         query.fetch.size api.enabled engine.* key.serializer value.serializer statistics.metrics.enabled \
+         internal.create.slot.command.timeout internal.slot.seek.to.known.offset.on.start",
         "it is Debezium's own business",
     ),
     // Converters, or formats.
-    row("key.converter value.converter header.converter format.schemas.enable", Fate::Carried),
-    row("key.converter.schemas.enable value.converter.schemas.enable header.converter.schemas.enable", Fate::Carried),
+    row("key.converter value.converter header.converter *.schemas.enable *.delegate.converter.type", Fate::Carried),
+    row("*.converter.decimal.format format.decimal.format", Fate::Carried),
+    unless("*.converter.encoding", "UTF8 UTF-8", Differs, "texts go out in UTF-8", "have consumers read UTF-8"),
+    unneeded("*.schemas.cache.size *.replace.null.with.default", "it saves work; the router takes defaults"),
     unless(
-        "key.converter.decimal.format value.converter.decimal.format header.converter.decimal.format",
-        "BASE64",
+        "key.converter.* value.converter.* header.converter.* format.* router.table.json.payload.empty.array.behavior \
+         router.table.field.event.payload.id",
+        "ignore aggregateid",
         MayDiffer,
-        "a numeric(p,s) is written in base64, which is Kafka Connect's default",
-        "write {column} without connect('json') for such a column",
-    ),
-    unless(
-        "key.converter.converter.encoding value.converter.converter.encoding header.converter.converter.encoding",
-        "UTF8 UTF-8",
-        Differs,
-        "texts go out in UTF-8",
-        "have consumers read UTF-8",
-    ),
-    unneeded(
-        "key.converter.schemas.cache.size value.converter.schemas.cache.size header.converter.schemas.cache.size format.*",
-        "it belongs to a converter; what becomes of that is said there",
-    ),
-    left(
-        "key.converter.* value.converter.* header.converter.*",
-        MayDiffer,
-        "what this option of a converter does is not carried",
+        "what this option does to keys, values or headers is not carried",
         "compare a record",
     ),
     left("converters*", MayDiffer, TEXT_OF_POSTGRES, "find out what the converter does to columns of the outbox"),
@@ -279,45 +226,29 @@ pub(super) const OPTIONS: &[Row] = &[
          router.route.topic.regex router.route.topic.replacement router.route.tombstone.on.empty.payload",
         Fate::Carried,
     ),
-    unneeded("router.table.field.event.schema.version", "it is the version of a schema, and there is none"),
-    unneeded("router.table.field.event.payload.id", "it stood in for a key that was not set; route.key is"),
     unless(
-        "router.table.fields.additional.error.on.missing",
-        "true",
+        "router.table.fields.additional.error.on.missing router.table.field.additional.missing",
+        "true error",
         ToDo,
         "a column that is placed and missing stops walrelay at start",
         "take out of the file what the table does not have",
     ),
-    unless(
-        "router.table.op.invalid.behavior",
-        "warn error",
-        NoEffect,
-        "updates and deletes are dropped and counted; nothing of the outbox waits for one",
-        "",
-    ),
+    unneeded("router.*op.invalid.behavior", "updates and deletes are dropped and counted; nothing waits for one"),
     left(
         "router.tracing.*",
         MayDiffer,
         "no span is made; a column with a trace goes out as a header",
         "traceparent = \"{column}\" in [route.headers]",
     ),
-    left(
-        "router.predicate",
-        MayDiffer,
-        "each insert into the outbox table is relayed, and no other table's",
-        "compare with what the predicate selects",
-    ),
-    unneeded("router.negate", "it belongs to the predicate"),
+    left("router.predicate router.negate predicates*", MayDiffer, "each insert is relayed", "compare what it selects"),
     // The chain.
     row("transforms", Fate::Carried),
     left(
-        "transforms.*.type",
+        "transforms.*",
         Differs,
         "a further transform does something to records, and walrelay has only what its templates say",
         "find out what it does, and say it in [route] and [format]",
     ),
-    unneeded("transforms.*", "it belongs to a transform that is not carried"),
-    unneeded("predicates*", "it belongs to transforms, and is said there"),
     // Debezium Server.
     unless(
         "sink.type",
@@ -326,10 +257,8 @@ pub(super) const OPTIONS: &[Row] = &[
         "walrelay's sink is Kafka",
         "set kafka.brokers to a cluster that the consumers read",
     ),
-    unneeded("sink.*", "it belongs to the sink, and is said there"),
-    unneeded("quarkus.http.*", "metrics and health are served with http.listen"),
-    unneeded("quarkus.log.*", "logs are set with [log]"),
-    unneeded("quarkus.*", "it is Quarkus' own business"),
+    left("sink.*", ToDo, "it belongs to a sink that is not Kafka", "see the sink's type"),
+    unneeded("quarkus.*", "it is Quarkus' own business; see http.listen and [log]"),
     left("*", MayDiffer, "the import does not know it", "find out what it does to records"),
 ];
 
@@ -341,14 +270,11 @@ pub(super) const PRODUCER: &[Row] = &[
         Fate::Carried,
     ),
     row(
-        "security.protocol sasl.mechanism compression.type linger.ms batch.size client.id request.timeout.ms",
+        "security.protocol sasl.mechanism compression.type linger.ms batch.size client.id request.timeout.ms \
+         metadata.max.age.ms connections.max.idle.ms client.dns.lookup sasl.kerberos.service.name",
         Fate::Property(None),
     ),
     row("max.request.size", Fate::Property(Some("message.max.bytes"))),
-    row(
-        "metadata.max.age.ms connections.max.idle.ms client.dns.lookup sasl.kerberos.service.name",
-        Fate::Property(None),
-    ),
     row("ssl.truststore.certificates", Fate::Property(Some("ssl.ca.pem"))),
     unneeded(
         "acks enable.idempotence retries delivery.timeout.ms max.in.flight.requests.per.connection retry.backoff.ms \
@@ -356,7 +282,7 @@ pub(super) const PRODUCER: &[Row] = &[
         "walrelay always waits for all replicas, and tries again in order for as long as it takes",
     ),
     unneeded("key.serializer value.serializer", "there is nothing to choose: keys and values are bytes"),
-    unneeded("buffer.memory max.block.ms", "memory is bounded by kafka.max_in_flight_bytes"),
+    unless("*serializer.encoding", "UTF8 UTF-8", Differs, "texts go out in UTF-8", "have consumers read UTF-8"),
     unneeded("ssl.truststore.type ssl.keystore.type", "it belongs to the location, and was read with it"),
     left(
         "partitioner.class partitioner.ignore.keys",

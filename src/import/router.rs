@@ -4,7 +4,8 @@ use regex::Regex;
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
-use super::given::{Form, Given};
+use super::given::{Form, Given, of_java};
+use crate::postgres::catalog::{self, Column};
 use crate::template::Template;
 
 /// The router's default of `route.topic.regex`.
@@ -19,14 +20,24 @@ const HEADER: &str = "header.converter";
 const TOMBSTONE: &str = "router.route.tombstone.on.empty.payload";
 const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of one that is NOT NULL says so, and has the column's \
                         default in it, if there is one; that of an enum has its labels";
+const GIVE_DATABASE: &str = "give --database-url: then the column's type is known";
 const ASK_CONSUMERS: &str = "have consumers take the new form, or change the connector to it first and then move";
+
+/// The columns without which there is no record: id, what the topic is made of, key, payload.
+pub(super) fn needed_columns(given: &Given) -> [&str; 4] {
+    [
+        ("router.table.field.event.id", "id"),
+        ("router.route.by.field", "aggregatetype"),
+        ("router.table.field.event.key", "aggregateid"),
+        ("router.table.field.event.payload", "payload"),
+    ]
+    .map(|(option, default)| given.or(option, default).unwrap_or(default))
+}
 
 pub(super) fn carry(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
-    let column = |name: &str, default| given.or(&format!("router.{name}"), default).unwrap_or(default);
-    let id = column("table.field.event.id", "id");
-    let event_type = column("table.field.event.type", "type");
-    let payload = column("table.field.event.payload", "payload");
+    let [id, route_by, key_column, payload] = needed_columns(given);
+    let event_type = given.or("router.table.field.event.type", "type").unwrap_or("type");
     for (setting, column, default) in [
         ("outbox.columns.id", id, "id"),
         ("outbox.columns.type", event_type, "type"),
@@ -36,23 +47,55 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
             carrying.draft.set(setting, column);
         }
     }
-    let route_by = column("route.by.field", "aggregatetype");
     if id != "id" {
         let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record without the header";
         carrying.left("router.table.field.event.id", ToDo, why, "make the column NOT NULL");
     }
     route(carrying, route_by);
-    key(carrying, column("table.field.event.key", "aggregateid"));
+    key(carrying, key_column);
     carrying
         .draft
         .note("route.position_header", "Debezium has no such header; without this line it is walrelay-position.");
     carrying.draft.set("route.position_header", "");
-    if let Some(timestamp) = given.get("router.table.field.event.timestamp").filter(|column| !column.is_empty()) {
-        carrying.draft.set("route.timestamp", timestamp);
-    }
     let placed = placed(carrying);
+    // Debezium Server sends records without timestamp and partition of their own: `KafkaChangeConsumer.handle`.
+    if given.form == Form::Connect {
+        let timestamp = given.get("router.table.field.event.timestamp").filter(|column| !column.is_empty());
+        timestamp.into_iter().for_each(|column| carrying.draft.set("route.timestamp", column));
+        let partition = placed.iter().find(|one| one.place == Place::Partition);
+        partition.into_iter().for_each(|one| carrying.draft.set("route.partition", &one.column));
+    }
     headers(carrying, &placed, id, &[event_type, route_by]);
     value(carrying, &placed, payload);
+    decimals(carrying);
+    for column in [key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str())) {
+        default(carrying, column);
+    }
+}
+
+/// Lists `decimal.format=NUMERIC` where its digits are not written: in a schema, or of a column whose type is not known.
+fn decimals(carrying: &mut Carrying<'_>) {
+    for of in ["key", "value", "header"] {
+        let schemas = Converter::of(carrying.given, of) == Converter::Json { schemas: true };
+        if is_in_digits(carrying.given, of) && (schemas || carrying.tables.is_empty()) {
+            let why = "a numeric(p,s) is written in base64, which is Kafka Connect's default";
+            let what_to_do = if schemas { ASK_CONSUMERS } else { GIVE_DATABASE };
+            carrying.left(&format!("{of}.converter.decimal.format"), MayDiffer, why, what_to_do);
+        }
+    }
+}
+
+/// Lists a column whose NULL is its default in Debezium's records: the router takes values with Kafka Connect's
+/// `Struct.get`, and `PostgresDefaultValueConverter` has a substitute for a default that is a function.
+fn default(carrying: &mut Carrying<'_>, name: &str) {
+    let is_default = |column: &&Column| {
+        let default = column.default.as_deref().filter(|sql| !sql.starts_with("NULL::"));
+        default.is_some() && !column.is_never_null() && !is_bytea(column)
+    };
+    if carrying.columns(name).iter().any(is_default) {
+        let why = format!("in place of NULL in column {name} Debezium sends the column's default, and walrelay NULL");
+        carrying.left("table.include.list", MayDiffer, why, "make the column NOT NULL, or write {COLUMN|default('…')}");
+    }
 }
 
 fn route(carrying: &mut Carrying<'_>, column: &str) {
@@ -78,21 +121,20 @@ fn route(carrying: &mut Carrying<'_>, column: &str) {
 }
 
 fn key(carrying: &mut Carrying<'_>, column: &str) {
-    let plain = Template::column(column).source().to_owned();
-    let converter = Converter::of(carrying.given, "key");
-    let template = match &converter {
-        Converter::Text => plain,
+    let converter = Converter::of_column(carrying, "key", Some(column));
+    let functions = match &converter {
+        Converter::Text => printed(carrying, KEY, column),
         Converter::Bytes => {
-            let why =
-                "a bytea key was its bytes, and is Postgres' text of them (\\x…). Other bytes go to other partitions";
-            carrying.left(KEY, MayDiffer, why, ASK_CONSUMERS);
-            plain
+            let why = "a key of bytes was these bytes, and is Postgres' text of a bytea (\\x…). Other bytes go to other \
+                       partitions";
+            carrying.left(KEY, Differs, why, ASK_CONSUMERS);
+            ""
         }
-        Converter::Json { schemas: false } => piped(column, "connect('json')|default('null')"),
+        Converter::Json { schemas: false } => "connect('json')|default('null')",
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in route.key for a column that is NOT NULL";
             carrying.left(KEY, MayDiffer, NOT_NULL, what_to_do);
-            piped(column, "connect('schema')")
+            "connect('schema')"
         }
         Converter::Other(_) => {
             let why = format!(
@@ -100,22 +142,67 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
                 converter.shown()
             );
             carrying.left(KEY, Differs, why, ASK_CONSUMERS);
-            plain
+            ""
         }
         Converter::Unknown => {
             let why = "the worker's configuration says what a key looks like, and this file does not. Carried as if it \
                        were StringConverter";
             carrying.left(KEY, MayDiffer, why, "look at key.converter of the worker");
-            plain
+            "connect"
         }
     };
-    carrying.draft.set("route.key", &template);
+    carrying.draft.set("route.key", &written(carrying, "key", column, functions));
+}
+
+/// The function that writes a column as StringConverter does: `toString` of the value. None where Postgres prints the same.
+///
+/// Lists a column of which neither does, under `option`.
+fn printed(carrying: &mut Carrying<'_>, option: &str, name: &str) -> &'static str {
+    // Arrays, geometric types, strings of bits.
+    let has_java_text = |column: &&Column| {
+        matches!(column.base.category.as_str(), "A" | "G" | "V")
+            || matches!(column.base.name.as_str(), "bytea" | "hstore" | "money")
+            || (column.base.name == "numeric" && column.type_modifier < 0 && !column.base.domain)
+    };
+    if let Some(column) = carrying.columns(name).into_iter().find(has_java_text) {
+        let (of, java) = (&column.type_name, "[a, b] or java.nio.HeapByteBuffer[…]");
+        let why =
+            format!("column {name} is of type {of}, of which the text was Java's, such as {java}, and is another");
+        carrying.left(option, Differs, why, ASK_CONSUMERS);
+    }
+    let is_plain = |column: &Column| {
+        let is_other = matches!(column.form(), catalog::Form::Bytea | catalog::Form::Numeric);
+        !is_other && (column.can_name() || column.can_hold_event())
+    };
+    if carrying.is_known(name, is_plain) { "" } else { "connect" }
+}
+
+fn is_bytea(column: &Column) -> bool {
+    column.form() == catalog::Form::Bytea
+}
+
+/// Whether a converter writes a `Decimal` as its digits: `JsonConverter.LOGICAL_CONVERTERS` of Kafka Connect.
+fn is_in_digits(given: &Given, of: &str) -> bool {
+    let format = converter_option(given, of, "decimal.format").unwrap_or_default();
+    format.eq_ignore_ascii_case("NUMERIC") && matches!(Converter::of(given, of), Converter::Json { .. })
+}
+
+/// A template of a column and functions behind it, which write a `numeric` in digits if the converter of `of` does.
+fn written(carrying: &Carrying<'_>, of: &str, column: &str, functions: &str) -> String {
+    let is_numeric = |column: &Column| matches!(column.base.name.as_str(), "numeric" | "_numeric");
+    if is_in_digits(carrying.given, of) && carrying.is_known(column, is_numeric) {
+        return piped(column, &functions.replace("connect('json')", "connect|json"));
+    }
+    piped(column, functions)
 }
 
 /// A template of a column and functions behind it.
 fn piped(column: &str, functions: &str) -> String {
     let column = Template::column(column);
-    format!("{}|{functions}}}", column.source().trim_end_matches('}'))
+    match functions {
+        "" => column.source().to_owned(),
+        functions => format!("{}|{functions}}}", column.source().trim_end_matches('}')),
+    }
 }
 
 fn placed(carrying: &mut Carrying<'_>) -> Vec<Placed> {
@@ -128,9 +215,6 @@ fn placed(carrying: &mut Carrying<'_>) -> Vec<Placed> {
                 carrying.left(PLACEMENT, Differs, why, "place the column in walrelay.toml by hand");
             }
         }
-    }
-    for one in placed.iter().filter(|one| one.place == Place::Partition).take(1) {
-        carrying.draft.set("route.partition", &one.column);
     }
     placed
 }
@@ -146,22 +230,24 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
         // The event's id is a header like the others.
         carrying.draft.set("route.id_header", "");
         let of_id = if *schemas { "connect('schema', 'required')" } else { functions };
-        carrying.draft.header("id", &piped(id, of_id));
+        carrying.draft.header("id", &written(carrying, "header", id, of_id));
     }
+    let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
     for one in placed.iter().filter(|one| one.place == Place::Header) {
+        if is_text {
+            printed(carrying, HEADER, &one.column);
+        }
         let is_plain = functions == "connect" && known_to_be_text.contains(&one.column.as_str());
-        let plain = || Template::column(&one.column).source().to_owned();
-        let template = if is_plain { plain() } else { piped(&one.column, functions) };
+        let template = written(carrying, "header", &one.column, if is_plain { "" } else { functions });
         if !carrying.draft.header(&one.alias, &template) {
             let why = format!("two columns are to be header {:?}, and a record has one of a name", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
     }
-    let named = carrying.given.get(HEADER).unwrap_or_default();
-    if named.ends_with("StringConverter") && placed.iter().any(|one| one.place == Place::Header) {
+    if is_text && carrying.tables.is_empty() && placed.iter().any(|one| one.place == Place::Header) {
         let why = "carried as SimpleHeaderConverter. Java's text of an array, a bytea or a numeric without precision \
                    ([a, b], java.nio.HeapByteBuffer[…], Struct{…}) is another";
-        carrying.left(HEADER, MayDiffer, why, "compare a record, where a column of such a type is a header");
+        carrying.left(HEADER, MayDiffer, why, GIVE_DATABASE);
     }
     match &converter {
         Converter::Text | Converter::Json { schemas: false } => {}
@@ -179,13 +265,15 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
 
 fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     let given = carrying.given;
-    let converter = Converter::of(given, "value");
     let envelope: Vec<&Placed> = placed.iter().filter(|one| one.place == Place::Envelope).collect();
     let tombstone = given.is_true(TOMBSTONE);
     let expand = given.is_true(EXPAND).then(|| match given.get("router.table.json.payload.null.behavior") {
         Some("optional_bytes") => "expand('nulls')",
         _ => "expand",
     });
+    // A structure is nothing that a converter for bytes writes itself.
+    let is_structure = !envelope.is_empty() || expand.is_some();
+    let converter = Converter::of_column(carrying, "value", Some(payload).filter(|_| !is_structure));
     if envelope.is_empty() {
         plain_value(carrying, &converter, payload, expand, tombstone);
         return;
@@ -195,9 +283,11 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
         let why = "a NULL is a tombstone, a text payload that is empty or blank is not. A json or jsonb cannot be that";
         carrying.left(TOMBSTONE, MayDiffer, why, "write NULL instead of an empty text");
     }
-    carrying.draft.member("payload", &piped(payload, expand.unwrap_or("connect('json')")));
+    let template = written(carrying, "value", payload, expand.unwrap_or("connect('json')"));
+    carrying.draft.member("payload", &template);
     for one in envelope {
-        if !carrying.draft.member(&one.alias, &piped(&one.column, "connect('json')")) {
+        let template = written(carrying, "value", &one.column, "connect('json')");
+        if !carrying.draft.member(&one.alias, &template) {
             let why = format!("two columns are to be member {:?} of the envelope", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
@@ -241,11 +331,15 @@ fn plain_value(
             carrying.left(VALUE, MayDiffer, NOT_NULL, what_to_do);
             if tombstone { "filled|connect('schema', 'tombstone')" } else { "connect('schema')" }.to_owned()
         }
+        (Converter::Text, None) => {
+            let connect = printed(carrying, VALUE, payload);
+            if tombstone { format!("filled|{connect}").trim_end_matches('|').to_owned() } else { connect.to_owned() }
+        }
         (Converter::Text | Converter::Unknown, _) if tombstone => "filled".to_owned(),
         _ => String::new(),
     };
     if !functions.is_empty() {
-        carrying.draft.set("format.value", &piped(payload, &functions));
+        carrying.draft.set("format.value", &written(carrying, "value", payload, &functions));
     }
     match (converter, expand) {
         (Converter::Text, Some(_)) => {
@@ -257,12 +351,6 @@ fn plain_value(
             carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
         (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
-        (Converter::Bytes, _) if carrying.given.has("value.converter.delegate.converter.type") => {
-            let why = "carried as of a bytea, whose bytes go out as they are. A payload of another type was what the \
-                       delegate made of it";
-            let what_to_do = "connect('json')|default('null') in format.value, if the payload is json, jsonb or text";
-            carrying.left(VALUE, MayDiffer, why, what_to_do);
-        }
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
 }
@@ -301,40 +389,6 @@ fn topic(column: &str, regex: &str, replacement: &str) -> Result<String, String>
         format!("{}|match('{}', '{}'{first})}}", field.trim_end_matches('}'), quoted(regex), quoted(&to))
     };
     template.parse::<Template>().map(|_| template).map_err(|error| error.to_string())
-}
-
-/// The expression with Java's ASCII classes written out, which have all of Unicode here. `None`: a quantifier is
-/// possessive, which the engine here would take for a repetition of a repetition.
-fn of_java(regex: &str) -> Option<String> {
-    let mut out = String::with_capacity(regex.len());
-    let mut characters = regex.chars();
-    let (mut in_class, mut after_quantifier) = (false, false);
-    while let Some(c) = characters.next() {
-        let is_quantifier = !in_class && matches!(c, '*' | '+' | '?' | '}');
-        if after_quantifier && c == '+' {
-            return None;
-        }
-        after_quantifier = is_quantifier && !out.ends_with('(');
-        match c {
-            '\\' => match characters.next() {
-                Some('d') => out.push_str("[0-9]"),
-                Some('D') => out.push_str("[^0-9]"),
-                Some('w') => out.push_str("[0-9A-Za-z_]"),
-                Some('W') => out.push_str("[^0-9A-Za-z_]"),
-                Some('s') => out.push_str(r"[ \t\n\x0B\f\r]"),
-                Some('S') => out.push_str(r"[^ \t\n\x0B\f\r]"),
-                other => {
-                    out.push('\\');
-                    out.extend(other);
-                }
-            },
-            c => {
-                in_class = c == '[' || (in_class && c != ']');
-                out.push(c);
-            }
-        }
-    }
-    Some(out)
 }
 
 /// Whether the first place that the expression finds in a text is the whole text, wherever it matches that.
@@ -457,15 +511,38 @@ impl Converter {
     /// The one of `of`: `key`, `value` or `header`.
     fn of(given: &Given, of: &str) -> Converter {
         let name = format!("{of}.converter");
-        // Debezium Server has one for all three.
-        let own = given.get(&format!("{name}.schemas.enable")).or(given.get("format.schemas.enable"));
-        let schemas = !own.is_some_and(|value| value.eq_ignore_ascii_case("false"));
+        let schemas = converter_option(given, of, "schemas.enable");
         let class = match (given.form, of) {
             (Form::Server, _) => given.or(&name, "json"),
             (Form::Connect, "header") => given.or(&name, "SimpleHeaderConverter"),
             (Form::Connect, _) => given.get(&name),
         };
         class.map_or(Converter::Unknown, |class| named(class, schemas))
+    }
+
+    /// The one of a column's values; none is a structure. Debezium's own for bytes gives a delegate what is none:
+    /// `BinaryDataConverter.fromConnectData`.
+    fn of_column(carrying: &mut Carrying<'_>, of: &str, column: Option<&str>) -> Converter {
+        let given = carrying.given;
+        let converter = Converter::of(given, of);
+        let delegate = converter_option(given, of, "delegate.converter.type");
+        let Some(class) = delegate.filter(|_| converter == Converter::Bytes) else { return converter };
+        let is_bytes = match column {
+            Some(column) if carrying.is_known(column, is_bytea) => true,
+            Some(column) if !carrying.is_known(column, |column| !is_bytea(column)) => {
+                let is_value = of == "value";
+                let carried = if is_value { "the bytes of a bytea" } else { "what the delegate makes of other types" };
+                let why =
+                    format!("a bytea was its bytes, and another type what the delegate makes. Carried as {carried}");
+                carrying.left(&format!("{of}.converter"), MayDiffer, why, GIVE_DATABASE);
+                is_value
+            }
+            Some(_) | None => false,
+        };
+        if is_bytes {
+            return converter;
+        }
+        named(class, converter_option(given, of, "delegate.converter.type.schemas.enable"))
     }
 
     /// In people's words.
@@ -481,7 +558,13 @@ impl Converter {
     }
 }
 
-fn named(class: &str, schemas: bool) -> Converter {
+/// An option of the converter of `of`. Debezium Server has each also for all three.
+fn converter_option<'g>(given: &'g Given, of: &str, option: &str) -> Option<&'g str> {
+    given.get(&format!("{of}.converter.{option}")).or_else(|| given.get(&format!("format.{option}")))
+}
+
+fn named(class: &str, schemas: Option<&str>) -> Converter {
+    let schemas = !schemas.is_some_and(|value| value.eq_ignore_ascii_case("false"));
     match class.rsplit('.').next().unwrap_or(class) {
         "StringConverter" | "SimpleHeaderConverter" | "simplestring" => Converter::Text,
         "ByteArrayConverter" | "BinaryDataConverter" | "ByteBufferConverter" | "binary" => Converter::Bytes,

@@ -8,6 +8,7 @@ use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
 use crate::config::{Config, ValueConfig};
 use crate::event::tests::Lab;
+use crate::postgres::catalog::{self, BaseType};
 use crate::route::{Record, Router};
 use crate::sink::kafka::properties::check_properties;
 use crate::sink::{hash, partition};
@@ -146,6 +147,10 @@ quarkus.http.port=8080
 quarkus.log.console.json=false
 ";
 
+fn import(path: &str, text: &str) -> Result<Import> {
+    Ok(Connector::read(path, text)?.import(&[]))
+}
+
 const ALL: [&str; 4] = [CONNECT_JSON, BARE_JSON, CONNECT_PROPERTIES, SERVER_PROPERTIES];
 
 /// What `run` would make of the import, with brokers for those that have none.
@@ -183,8 +188,11 @@ fn value(config: &Config) -> Vec<(&str, &str)> {
 fn a_connector_in_json_is_carried_whole() {
     let import = import("c.json", CONNECT_JSON).unwrap();
     let config = config(&import);
-    assert_eq!(templates(&config), ("{aggregatetype}.events", Some("{aggregateid}"), vec![("eventType", "{type}")]));
-    assert_eq!(value(&config), [("", "{payload}")]);
+    assert_eq!(
+        templates(&config),
+        ("{aggregatetype}.events", Some("{aggregateid|connect}"), vec![("eventType", "{type}")])
+    );
+    assert_eq!(value(&config), [("", "{payload|connect}")]);
     assert_eq!(
         (config.outboxes[0].route.id_header.as_deref(), config.outboxes[0].route.position_header.as_deref()),
         (Some("id"), None)
@@ -218,8 +226,9 @@ fn a_connector_in_json_is_carried_whole() {
             ("topic.prefix", Effect::NoEffect),
             ("publication.name", Effect::ToDo),
             ("publication.autocreate.mode", Effect::NoEffect),
+            ("table.include.list", Effect::ToDo),
             ("tombstones.on.delete", Effect::NoEffect),
-            ("heartbeat.interval.ms", Effect::NoEffect),
+            ("heartbeat.interval.ms", Effect::ToDo),
             ("producer.override.sasl.jaas.config", Effect::ToDo),
             ("producer.override.ssl.truststore.type", Effect::NoEffect),
             ("producer.override.acks", Effect::NoEffect),
@@ -264,7 +273,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("table.include.list", Effect::Differs),
             ("slot.drop.on.stop", Effect::ToDo),
             ("transforms.filter.type", Effect::Differs),
-            ("transforms.filter.condition", Effect::NoEffect),
+            ("transforms.filter.condition", Effect::Differs),
             ("transforms.router.predicate", Effect::MayDiffer),
             ("transforms.router.table.field.event.id", Effect::ToDo),
             ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
@@ -272,9 +281,9 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             (placement, Effect::Differs),
             ("transforms.router.route.tombstone.on.empty.payload", Effect::MayDiffer),
             ("transforms.router.table.op.invalid.behavior", Effect::NoEffect),
-            ("predicates", Effect::NoEffect),
-            ("predicates.isOutbox.type", Effect::NoEffect),
-            ("predicates.isOutbox.pattern", Effect::NoEffect),
+            ("predicates", Effect::MayDiffer),
+            ("predicates.isOutbox.type", Effect::MayDiffer),
+            ("predicates.isOutbox.pattern", Effect::MayDiffer),
             ("some.option", Effect::MayDiffer),
             ("extended.headers.enabled (not set)", Effect::MayDiffer),
             ("publication.name (not set)", Effect::ToDo),
@@ -289,12 +298,13 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
     let config = config(&import);
     let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id|connect}")];
     // The expression is Java's own: what stands there is the default, and it is listed.
-    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid|connect}"), headers));
     assert_eq!(config.outboxes[0].source.to_string(), "wallet.outbox_events");
     assert_eq!(
         left(&import),
         [
             ("database.password", Effect::ToDo),
+            ("table.include.list", Effect::ToDo),
             ("errors.tolerance", Effect::MayDiffer),
             ("max.batch.size", Effect::NoEffect),
             ("transforms.o.route.topic.regex", Effect::Differs),
@@ -311,7 +321,7 @@ fn debezium_server_has_its_own_names_and_defaults() {
     let import = import("application.properties", SERVER_PROPERTIES).unwrap();
     let config = config(&import);
     let headers = vec![("id", "{id|connect('schema', 'required')}"), ("eventType", "{type|connect('schema')}")];
-    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid|connect}"), headers));
     assert_eq!(config.outboxes[0].route.id_header, None, "the one with a schema stands for it");
     assert_eq!(config.kafka.brokers, "kafka:9092");
     assert_eq!(
@@ -321,6 +331,7 @@ fn debezium_server_has_its_own_names_and_defaults() {
             ("debezium.source.database.password", Effect::ToDo),
             ("debezium.source.topic.prefix", Effect::NoEffect),
             ("debezium.source.publication.name", Effect::ToDo),
+            ("debezium.source.table.include.list", Effect::ToDo),
             ("debezium.source.offset.storage.file.filename", Effect::NoEffect),
             ("debezium.sink.kafka.producer.key.serializer", Effect::NoEffect),
             ("debezium.sink.kafka.producer.ssl.keystore.password", Effect::ToDo),
@@ -415,7 +426,10 @@ fn names_that_are_hostile_stay_names() {
     );
     let config = config(&import);
     let name = "a\"b\\n\u{1}]";
-    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{\"k\"\"} {x\"}"), vec![(name, "{type}")]));
+    assert_eq!(
+        templates(&config),
+        ("outbox.event.{aggregatetype}", Some("{\"k\"\"} {x\"|connect}"), vec![(name, "{type}")])
+    );
     assert!(import.toml.contains(r"user='a\\' password=\\'x'"), "{}", import.toml);
 }
 
@@ -440,10 +454,14 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
 fn an_option_that_changes_records_is_not_without_effect() {
     const PLACEMENT: &str = "transforms.o.table.fields.additional.placement";
     for (line, option, effect) in [
-        ("value.converter.decimal.format=NUMERIC", "value.converter.decimal.format", Effect::MayDiffer),
+        (
+            "value.converter=JsonConverter\nvalue.converter.decimal.format=numeric",
+            "value.converter.decimal.format",
+            Effect::MayDiffer,
+        ),
         ("key.converter.converter.encoding=ISO-8859-1", "key.converter.converter.encoding", Effect::Differs),
         ("value.converter.some.other=x", "value.converter.some.other", Effect::MayDiffer),
-        ("key.converter=ByteArrayConverter", "key.converter", Effect::MayDiffer),
+        ("key.converter=ByteArrayConverter", "key.converter", Effect::Differs),
         (
             "header.converter=StringConverter\ntransforms.o.table.fields.additional.placement=tags:header",
             "header.converter",
@@ -455,16 +473,164 @@ fn an_option_that_changes_records_is_not_without_effect() {
             Effect::MayDiffer,
         ),
         ("table.include.list=Sales.Outbox", "table.include.list", Effect::ToDo),
+        ("lsn.flush.mode=manual", "lsn.flush.mode", Effect::ToDo),
+        ("slot.stream.params=origin=none", "slot.stream.params", Effect::MayDiffer),
+        ("include.unknown.datatypes=true", "include.unknown.datatypes", Effect::MayDiffer),
+        ("include.schema.comments=true", "include.schema.comments", Effect::MayDiffer),
+        ("heartbeat.action.query=insert into x values (1)", "heartbeat.action.query", Effect::ToDo),
+        ("notification.enabled.channels=sink", "notification.enabled.channels", Effect::ToDo),
+        ("internal.what.ever=1", "internal.what.ever", Effect::MayDiffer),
+        ("transforms.mask.fields=a", "transforms.mask.fields", Effect::Differs),
+        ("predicates.p.type=x", "predicates.p.type", Effect::MayDiffer),
+        ("transforms.o.table.field.event.payload.id=x", "transforms.o.table.field.event.payload.id", Effect::MayDiffer),
+        (
+            "transforms.o.table.json.payload.empty.array.behavior=optional_string",
+            "transforms.o.table.json.payload.empty.array.behavior",
+            Effect::MayDiffer,
+        ),
+        (
+            "transforms.o.table.field.additional.missing=ignore",
+            "transforms.o.table.field.additional.missing",
+            Effect::ToDo,
+        ),
         ("transforms.o.table.fields.additional.placement=:header", PLACEMENT, Effect::Differs),
         ("transforms.o.table.fields.additional.placement=a:HEADER,b:header:x:y", PLACEMENT, Effect::Differs),
         ("transforms.o.table.fields.additional.placement=a:nowhere", PLACEMENT, Effect::Differs),
     ] {
         assert!(left(&with(line)).contains(&(option, effect)), "{line}");
     }
-    assert!(
-        !left(&with("value.converter.decimal.format=base64"))
-            .contains(&("value.converter.decimal.format", Effect::MayDiffer))
-    );
+    for line in [
+        "value.converter=JsonConverter\nvalue.converter.decimal.format=base64",
+        "value.converter=StringConverter\nvalue.converter.decimal.format=NUMERIC",
+        "lsn.flush.mode=connector_and_driver",
+        "transforms.o.table.json.payload.empty.array.behavior=ignore",
+        "value.converter.delegate.converter.type.schemas.enable=false",
+    ] {
+        let (option, _) = line.lines().last().unwrap().split_once('=').unwrap();
+        assert!(!left(&with(line)).iter().any(|(listed, _)| *listed == option), "{line}");
+    }
+}
+
+/// A table of the database: each column with its type, a modifier and a default.
+fn found(name: &str, columns: &[(&str, &str, i32, Option<&str>)]) -> Found {
+    let columns = columns.iter().map(|(name, base, type_modifier, default)| {
+        let category = match *base {
+            "text" => "S",
+            "_text" => "A",
+            "jsonb" | "bytea" | "uuid" => "U",
+            "bool" => "B",
+            _ => "N",
+        };
+        let base = BaseType { name: (*base).to_owned(), category: category.to_owned(), ..BaseType::default() };
+        let default = default.map(str::to_owned);
+        catalog::Column {
+            name: (*name).to_owned(),
+            base,
+            type_modifier: *type_modifier,
+            default,
+            ..catalog::Column::default()
+        }
+    });
+    Found { name: name.parse().unwrap(), table: Table { columns: columns.collect(), ..Table::default() } }
+}
+
+/// An outbox with a key and a payload of these types.
+fn outbox(name: &str, key: &str, payload: &str) -> Found {
+    let columns = [("id", "uuid"), ("aggregatetype", "text"), ("aggregateid", key), ("payload", payload)];
+    found(name, &columns.map(|(name, base)| (name, base, -1, None)))
+}
+
+#[test]
+fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
+    const DELEGATED: &str = "value.converter=io.debezium.converters.BinaryDataConverter\n\
+                             value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter\n\
+                             value.converter.delegate.converter.type.schemas.enable=false\n";
+    const TEXT: &str = "value.converter=StringConverter\n";
+    let with = |more: &str, tables: &[Found]| {
+        let text = format!(
+            "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
+             transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n{more}"
+        );
+        let import = Connector::read("c.properties", &text).unwrap().import(tables);
+        let config = config(&import);
+        let seen = import.left.iter().filter(|left| left.effect.is_seen()).map(|left| left.option.clone());
+        let outbox = config.outboxes.last().unwrap();
+        let ValueConfig::Template(value) = &outbox.route.value else { panic!("{}", import.toml) };
+        let key = outbox.route.key.as_ref().unwrap().source().to_owned();
+        let tables: Vec<_> = config.outboxes.iter().map(|outbox| outbox.source.to_string()).collect();
+        (tables.join(" "), key, value.source().to_owned(), seen.collect::<Vec<_>>().join(" "))
+    };
+    let named = |text: &str| text.to_owned();
+    for (more, tables, wanted) in [
+        (
+            TEXT,
+            vec![outbox("a.outbox", "uuid", "jsonb"), outbox("b.\"Out Box\"", "text", "text")],
+            ("a.outbox b.\"Out Box\"", "{aggregateid}", "{payload}", ""),
+        ),
+        (TEXT, vec![outbox("a.o", "float8", "bool")], ("a.o", "{aggregateid|connect}", "{payload|connect}", "")),
+        (
+            TEXT,
+            vec![outbox("a.o", "numeric", "_text")],
+            ("a.o", "{aggregateid|connect}", "{payload|connect}", "key.converter value.converter"),
+        ),
+        (DELEGATED, vec![outbox("a.o", "text", "bytea")], ("a.o", "{aggregateid}", "{payload}", "")),
+        (
+            DELEGATED,
+            vec![outbox("a.o", "text", "jsonb")],
+            ("a.o", "{aggregateid}", "{payload|connect('json')|default('null')}", ""),
+        ),
+        (
+            DELEGATED,
+            vec![outbox("a.o", "text", "bytea"), outbox("b.o", "text", "jsonb")],
+            ("a.o b.o", "{aggregateid}", "{payload}", "value.converter"),
+        ),
+        (
+            "value.converter=JsonConverter\nvalue.converter.schemas.enable=false\n\
+             value.converter.decimal.format=NUMERIC",
+            vec![outbox("a.o", "text", "numeric")],
+            ("a.o", "{aggregateid}", "{payload|connect|json|default('null')}", ""),
+        ),
+        (
+            "value.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC",
+            vec![outbox("a.o", "text", "numeric")],
+            ("a.o", "{aggregateid}", "{payload|connect('schema')}", "value.converter value.converter.decimal.format"),
+        ),
+    ] {
+        let (tables_of, key, value, seen) = wanted;
+        assert_eq!(with(more, &tables), (named(tables_of), named(key), named(value), named(seen)), "{more}");
+    }
+    let with_default = |sql: Option<&str>| {
+        let mut table = outbox("a.o", "text", "jsonb");
+        table.table.columns.iter_mut().for_each(|column| {
+            column.default = sql.filter(|_| column.name == "payload").map(str::to_owned);
+        });
+        with(TEXT, &[table]).3
+    };
+    assert_eq!(with_default(Some("'{}'::jsonb")), "table.include.list (not set)");
+    assert_eq!(with_default(Some("NULL::jsonb")), "");
+    assert_eq!(with_default(None), "");
+}
+
+#[test]
+fn a_connector_takes_the_outboxes_it_captures() {
+    let connector =
+        Connector::read("c.properties", &SERVER_PROPERTIES.replace("public.outboxevent", "Shop.*")).unwrap();
+    assert_eq!(connector.publication(), "shop_outbox");
+    assert_eq!(connector.captures(&"shop.outbox".parse().unwrap()), Ok(true));
+    assert_eq!(connector.captures(&"other.outbox".parse().unwrap()), Ok(false));
+    assert!(connector.fits(&outbox("shop.outbox", "text", "jsonb").table));
+    assert!(!connector.fits(&found("shop.orders", &[("id", "uuid", -1, None)]).table));
+}
+
+#[test]
+fn debezium_server_sends_records_without_partition_and_timestamp_and_has_options_for_all_converters() {
+    let text = SERVER_PROPERTIES.replace("type:header:eventType", "shard:partition").replace("simplestring", "json")
+        + "debezium.format.decimal.format=NUMERIC\ndebezium.format.schemas.enable=false\n\
+           debezium.transforms.outbox.table.field.event.timestamp=created_at\n";
+    let import = import("application.properties", &text).unwrap();
+    let config = config(&import);
+    assert_eq!((&config.outboxes[0].route.partition, &config.outboxes[0].route.timestamp), (&None, &None));
+    assert_eq!(import.left.iter().filter(|left| left.option.contains("decimal.format")).count(), 3);
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! docs/configuration.md: `config init` and `config check`: tables nobody here has seen, from the look at them to the
-//! record.
+//! docs/configuration.md: `config init`, `config import` and `config check`: tables nobody here has seen, from the look at
+//! them to the record.
 
 mod check;
+mod import;
 mod init;
 
 use serde_json::Value;
