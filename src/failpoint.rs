@@ -1,8 +1,8 @@
 //! Points between received and confirmed where a test can stop, slow or kill the process.
 //!
 //! Compiled in only with the feature `failpoints`. `FAILPOINTS="stored=3*off->return"` kills the process, as `kill -9`
-//! would, when it reaches `stored` for the fourth time. `sleep(100)` instead of `return` slows it.
-//! `tests/live/points.rs` kills it at each point.
+//! would, when it reaches `stored` for the fourth time. `sleep(100)` instead of `return` slows it. `return(FILE)` creates
+//! the file and waits until a test removes it. `tests/live/points.rs` kills the process at each point.
 
 /// Points of each event, in order.
 pub const POINTS: [&str; 8] =
@@ -30,7 +30,45 @@ pub fn arm() {
 pub(crate) fn reached(point: &str) {
     let named = POINTS.iter().chain(&TABLE_POINTS).chain(&TRANSACTION_POINTS).any(|named| *named == point);
     debug_assert!(named, "{point} is not a named point");
-    fail::fail_point!(point, |_| {
-        std::process::abort();
+    fail::fail_point!(point, |file: Option<String>| match file {
+        None => std::process::abort(),
+        Some(file) => hold(std::path::Path::new(&file)),
     });
+}
+
+/// Creates the file, and waits until it is removed.
+#[cfg(feature = "failpoints")]
+fn hold(file: &std::path::Path) {
+    let made = std::fs::write(file, "");
+    while made.is_ok() && file.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[cfg(all(test, feature = "failpoints"))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_held_at_a_point_until_its_file_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("held");
+        fail::cfg("detached", &format!("1*off->1*return({})->off", file.display())).unwrap();
+        reached("detached");
+        assert!(!file.exists(), "it passed the first time");
+        let held = std::thread::spawn(|| reached("detached"));
+        let began = Instant::now();
+        while !file.exists() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it is not held");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!held.is_finished());
+        std::fs::remove_file(&file).unwrap();
+        held.join().unwrap();
+        reached("detached");
+        assert!(!file.exists(), "it is held once");
+        fail::remove("detached");
+    }
 }

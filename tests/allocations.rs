@@ -12,12 +12,14 @@ use walrelay::relay::publisher::Setup;
 use walrelay::sink::KafkaSink;
 
 use crate::support::pgoutput;
+use crate::support::wait::LIMIT;
 
 /// Allocations of one event, in hundredths. Where this goes up, say in the commit what it buys; where it goes down,
 /// lower it.
 const HUNDREDTHS_PER_EVENT: u64 = 100;
-/// Batches of acks differ from run to run, and each takes a few.
 const SLACK: u64 = 10;
+/// Batches of acks differ from round to round, and each takes a few: the round with the fewest counts.
+const ROUNDS: usize = 5;
 
 const TABLE_OID: u32 = 16_384;
 const PER_TRANSACTION: u64 = 100;
@@ -55,10 +57,13 @@ async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) 
     for (wal_start, body) in messages {
         pipeline.data(*wal_start, body).unwrap();
     }
-    while pipeline.publisher.ledger.in_flight_events() > 0 {
-        pipeline.publisher.receive_deliveries().await;
-        pipeline.publisher.delivered().unwrap();
-    }
+    let acked = async {
+        while pipeline.publisher.ledger.in_flight_events() > 0 {
+            pipeline.publisher.receive_deliveries().await;
+            pipeline.publisher.delivered().unwrap();
+        }
+    };
+    tokio::time::timeout(LIMIT, acked).await.expect("not all was acked in time");
     pipeline.publisher.ledger.take_finished();
 }
 
@@ -93,9 +98,11 @@ fn an_event_costs_as_many_allocations_as_it_did() {
     first.insert(1, (Lsn::ZERO, pgoutput::relation(TABLE_OID, &columns)));
     runtime.block_on(relay(&mut pipeline, &first));
 
-    let messages = stream.next(TRANSACTIONS);
-    let counted = allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages)));
-    let hundredths = counted.count_total * 100 / (TRANSACTIONS * PER_TRANSACTION);
+    let counted = (0..ROUNDS).map(|_| {
+        let messages = stream.next(TRANSACTIONS);
+        allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages))).count_total
+    });
+    let hundredths = counted.min().unwrap() * 100 / (TRANSACTIONS * PER_TRANSACTION);
     assert!(
         hundredths.abs_diff(HUNDREDTHS_PER_EVENT) <= SLACK,
         "an event costs {}.{:02} allocations, and {}.{:02} are committed in tests/allocations.rs",

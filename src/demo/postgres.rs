@@ -593,6 +593,7 @@ mod tests {
         assert_eq!((server.port(), count(&server).await), (port, 1));
 
         server.kill().unwrap();
+        assert!(server.connect().await.is_err());
         server.launch().unwrap();
         assert_eq!((server.port(), count(&server).await), (port, 1));
 

@@ -9,6 +9,8 @@ use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
+const ACKED: &str = "walrelay_acked_events_total";
+
 #[test]
 fn repeated_leader_failures_under_load_lose_and_reorder_nothing() {
     let chaos = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8));
@@ -28,7 +30,7 @@ fn repeated_leader_failures_under_load_lose_and_reorder_nothing() {
         let (topic, partition) = (&topics[chance.usize(..3)], chance.i32(0..PARTITIONS));
         let leader = || cluster.leader(topic, partition);
         let leader = eventually("it has a leader", ARRIVAL, leader, Option::is_some).unwrap();
-        let acked = relay.metric("walrelay_acked_events_total").unwrap();
+        let acked = eventually("it tells what is acked", ARRIVAL, || relay.metric(ACKED), Option::is_some).unwrap();
         // A broker that is stopped in order hands over what it leads; one that is frozen wakes up as the leader it was.
         let how = chance.u8(..4);
         match how {
@@ -38,7 +40,7 @@ fn repeated_leader_failures_under_load_lose_and_reorder_nothing() {
         }
         let at = Instant::now();
         // The two that are left go on by themselves.
-        let next = || relay.metric("walrelay_acked_events_total").unwrap_or_default();
+        let next = || relay.metric(ACKED).unwrap_or_default();
         eventually("the rest goes on", ARRIVAL, next, |now| *now > acked + 100.0);
         match how {
             0 | 1 => cluster.spawn(leader),

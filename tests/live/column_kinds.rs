@@ -1,7 +1,6 @@
 //! docs/mapping.md: columns of every kind as key, header, value and member of an envelope, byte for byte.
 
-use std::time::Duration;
-
+use crate::support::relay::EXIT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::eventually;
@@ -142,7 +141,7 @@ fn columns_of_every_kind_arrive_byte_for_byte_as_key_header_value_and_member() {
         serde_json::from_slice::<serde_json::Value>(&record.value.expect(&case)).expect(&case);
     }
     for mut relay in relays {
-        assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+        assert_eq!(relay.terminate(EXIT), Some(0));
     }
     sql.run(&format!("select pg_drop_replication_slot('{enveloped}')"));
 }
@@ -176,7 +175,7 @@ fn kafka_connects_form_of_a_domain_has_its_length_and_that_of_an_enums_array_its
     ] {
         assert_eq!(record.header(header), expected, "{header}");
     }
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
 #[test]
@@ -197,5 +196,5 @@ fn a_domain_created_while_streaming_has_its_base_type() {
     world.wait_confirmed(ARRIVAL);
     let values: Vec<_> = world.records(0).into_iter().map(|record| record.value.unwrap_or_default()).collect();
     assert_eq!(values, [b"{}".to_vec(), BYTES.to_vec(), BYTES.to_vec()]);
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
 }

@@ -1,8 +1,7 @@
 //! P1: nothing is confirmed that was not acked.
 
-use std::time::Duration;
-
 use crate::support::proxy::Way;
+use crate::support::relay::EXIT;
 use crate::support::servers::kafka::{PARTITIONS, SECOND};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
@@ -84,5 +83,5 @@ fn rows_committed_while_no_relay_runs_are_published_at_its_start() {
     let findings = world.assert_all_delivered();
     assert_eq!(findings.duplicates, 0);
     world.wait_confirmed(ARRIVAL);
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
 }

@@ -4,7 +4,6 @@ mod faults;
 mod rate;
 mod table;
 
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use walrelay::demo::verify::Findings;
@@ -15,9 +14,6 @@ use crate::support::seed::{from_environment, generator};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-/// How a relay ends at a point where it is told to.
-const SIGABRT: i32 = 6;
 
 fn run(world: &World) -> RelayCommand {
     world.run().option("--guarantee", "exactly-once")
@@ -97,9 +93,7 @@ fn exactly_once_delivers_each_event_once_across_a_kill_at_each_failpoint() {
         };
         eprintln!("killed at {point} after {passings} passings");
         let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
-        let mut relay = run(&world).variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
-        let status = relay.process.wait_exit(EXIT);
-        assert_eq!(status.signal(), Some(SIGABRT), "{point}: {status}");
+        run(&world).killed_at(point, passings).start().wait_killed();
         writers.wait_for(5);
         writers.stop();
     }
@@ -120,9 +114,7 @@ fn a_postgres_transaction_over_several_kafka_transactions_resumes_inside() {
     let small = "[delivery]\ntransaction_max_events = 500\n";
     one_transaction(&world, 5_000);
     for passings in [1, 3, 2] {
-        let killed =
-            run(&world).config_file(small).variable("FAILPOINTS", &format!("committing={passings}*off->return"));
-        assert_eq!(killed.start().process.wait_exit(EXIT).signal(), Some(SIGABRT));
+        run(&world).config_file(small).killed_at("committing", passings).start().wait_killed();
     }
     let mut relay = run(&world).config_file(small).start();
     relay.wait_ready();

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::support::fake::Fake;
 use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
 
 /// From the moment a broker is back until a relay that has forgotten it has sent something, on a machine that is busy with
 /// other tests.
-const RECOVERY: Duration = Duration::from_secs(30);
+const RECOVERY: Duration = LIMIT;
 
 /// Threads of librdkafka for brokers: one for the broker there is, and one for what has no broker.
 const THREADS: usize = 2;

@@ -1,13 +1,9 @@
 //! P6: an idle outbox pins no WAL.
 
-use std::time::Duration;
-
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
-
-const FOLLOWS: Duration = Duration::from_secs(20);
 
 /// Writes about `mib` MiB of WAL that has nothing to do with an outbox, in many transactions.
 fn write_noise(sql: &Sql, mib: u32) {
@@ -23,7 +19,7 @@ fn assert_follows(world: &World, sql: &Sql) {
     let start = world.confirmed();
     write_noise(sql, 8);
     assert!(world.wal() > start + (4 << 20), "no noise was written");
-    world.wait_confirmed(FOLLOWS);
+    world.wait_confirmed(ARRIVAL);
     assert_eq!(world.delivered(), 1, "noise became an event");
 }
 
@@ -59,7 +55,7 @@ fn a_long_transaction_across_idle_confirmations_is_not_lost() {
     world.emit(&open, "open");
     let row_at = world.wal();
     write_noise(&world.sql(), 2);
-    eventually("confirmed behind the open row", FOLLOWS, || world.confirmed(), |confirmed| *confirmed >= row_at);
+    eventually("confirmed behind the open row", ARRIVAL, || world.confirmed(), |confirmed| *confirmed >= row_at);
     // The row lies below what is confirmed; only its commit does not.
     relay.kill_hard();
     open.run("commit");

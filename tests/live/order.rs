@@ -5,35 +5,11 @@ use std::time::{Duration, Instant};
 use crate::support::proxy::{Conditions, Proxy, Way};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Kafka, Postgres, kafka::PARTITIONS};
-use crate::support::wait::eventually;
 use crate::support::workload::Plan;
-use crate::support::world::{ARRIVAL, World};
+use crate::support::world::World;
 
 fn chaos() -> Duration {
     Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8))
-}
-
-#[test]
-fn a_relay_killed_every_few_seconds_under_eight_writers_loses_and_reorders_nothing() {
-    let world = World::new();
-    let mut chance = generator("kills of the relay");
-    let writers = world.workload(&Plan { writers: 8, ..Plan::default() });
-    let started = Instant::now();
-    let mut kills = 0;
-    while started.elapsed() < chaos() {
-        let before = world.delivered();
-        let mut relay = world.run().start();
-        // A relay that delivers nothing before it is killed would prove nothing.
-        eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
-        std::thread::sleep(Duration::from_millis(chance.u64(0..2500)));
-        relay.kill_hard();
-        kills += 1;
-    }
-    let committed = writers.stop();
-    let _relay = world.relay();
-    let findings = world.assert_all_delivered();
-    eprintln!("{kills} kills, {committed} transactions, {} copies", findings.duplicates);
-    assert!(kills >= 2);
 }
 
 #[test]

@@ -34,7 +34,7 @@ const LARGE: &str = "
     $$";
 
 /// Topic 0 takes no record of more than 200 kB.
-fn small() -> World {
+pub(super) fn small() -> World {
     let world = World::new();
     world.sql().run(LARGE);
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "200000")]);
@@ -46,7 +46,7 @@ fn parking(world: &World) -> RelayCommand {
 }
 
 /// One of the commands on what waits.
-fn command(world: &World, name: &str) -> RelayCommand {
+pub(super) fn command(world: &World, name: &str) -> RelayCommand {
     RelayCommand::new("parked").flag(name).option("--slot", &world.name).option("--database-url", &world.database_url)
 }
 
@@ -71,10 +71,6 @@ fn well(command: &RelayCommand) -> Value {
 fn parked(sql: &Sql) -> BTreeSet<(String, String)> {
     let rows = sql.rows("select convert_from(row_id, 'UTF8'), class from walrelay.parked", &[]);
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-}
-
-fn number_parked(sql: &Sql) -> i64 {
-    sql.number("select count(*) from walrelay.parked")
 }
 
 fn large(sql: &Sql, world: &World, aggregate: u32) -> String {
@@ -150,16 +146,15 @@ fn waits_and_goes_on(mode: &[&str]) {
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     command(&world, "retry").flag("--all").flag("--yes").succeed();
     let left = waiting.len() as i64;
-    let mut relay = run().variable("FAILPOINTS", "retried=return").start();
-    relay.wait_exit(ARRIVAL);
+    run().killed_at("retried", 0).start().wait_killed();
     let writers = world.workload(&Plan { writers: 2, aggregates: 12, pause: SLOWLY, ..Plan::default() });
     let mut relay = start();
-    eventually("some are delivered", DRAINED, || number_parked(&sql), |count| *count < left);
+    eventually("some are delivered", DRAINED, || world.number_parked(), |count| *count < left);
     relay.kill_hard();
     let mut relay = start();
     relay.wait_ready();
     writers.wait_for(50);
-    eventually("all are delivered", DRAINED, || number_parked(&sql), |count| *count == 0);
+    eventually("all are delivered", DRAINED, || world.number_parked(), |count| *count == 0);
     writers.wait_for(50);
     writers.stop();
     world.assert_all_delivered();
@@ -188,7 +183,7 @@ fn dropping_a_parked_event_releases_its_aggregate() {
     sql.run(&format!(
         "select emit('not a topic', 'a', 20); select emit('{kind}', 'a', 20); select emit('{kind}', 'b', 20)"
     ));
-    eventually("two wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("two wait", ARRIVAL, || world.number_parked(), |count| *count == 2);
     eventually("the other does not", ARRIVAL, || world.delivered(), |count| *count == 1);
     // Whoever does not look at what waits would let later events overtake it.
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
@@ -200,7 +195,7 @@ fn dropping_a_parked_event_releases_its_aggregate() {
     let mut relay = parking(&world).start();
     relay.wait_ready();
     command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
-    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    eventually("none waits", ARRIVAL, || world.number_parked(), |count| *count == 0);
     world.emit(&sql, "a");
     eventually("what was behind it is there", ARRIVAL, || world.delivered(), |count| *count == 3);
     let versions: Vec<String> =
@@ -214,7 +209,7 @@ fn dropping_a_parked_event_releases_its_aggregate() {
 }
 
 /// Topics are not made by whoever writes to them, and it does not take long to find out.
-const NO_TOPICS: &str =
+pub(super) const NO_TOPICS: &str =
     "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
 
 #[test]
@@ -234,7 +229,7 @@ fn events_for_a_missing_topic_are_retried_until_it_is_created() {
     let there = world.delivered();
     eventually("others arrive", ARRIVAL, || world.delivered(), |count| *count > there + 50);
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
-    eventually("none waits", DRAINED, || number_parked(&sql), |count| *count == 0);
+    eventually("none waits", DRAINED, || world.number_parked(), |count| *count == 0);
     writers.wait_for(50);
     writers.stop();
     world.assert_all_delivered();
@@ -252,7 +247,7 @@ fn a_retry_that_is_under_way_does_not_hold_up_a_stop() {
     let mut relay = parking(&world).config_file(&file.replace("30000", "1000")).start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    eventually("it is parked", ARRIVAL, || number_parked(&sql), |count| *count > 0);
+    eventually("it is parked", ARRIVAL, || world.number_parked(), |count| *count > 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     let mut relay = parking(&world).config_file(file).start();
     relay.wait_ready();
@@ -304,7 +299,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     let behind: Vec<String> = (0..3).map(|_| emitted(world.kind(0), &aggregate)).collect();
     let other = large(&sql, &world, 2);
     let lost = emitted("not a topic", "c");
-    eventually("six wait", ARRIVAL, || number_parked(&sql), |count| *count == 6);
+    eventually("six wait", ARRIVAL, || world.number_parked(), |count| *count == 6);
 
     // Listed: what holds up an aggregate, and all that are behind it if wanted. No payload.
     let json = well(&command(&world, "list"));
@@ -363,7 +358,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     assert_eq!((&json["relay_runs"], &json["ask"]), (&true.into(), &"retry".into()));
     let text = of("retry").flag("--dry-run").succeed();
     assert!(text.ends_with("Dry run: nothing was changed.\n"), "{text}");
-    assert_eq!((asked(), number_parked(&sql)), (0, 6));
+    assert_eq!((asked(), world.number_parked()), (0, 6));
 
     // Tried again, the attempts counted, by the first of its aggregate whichever was named.
     let json = well(&command(&world, "retry").option("--id", &behind[2]).flag("--yes"));
@@ -371,7 +366,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     let attempts =
         || sql.number(&format!("select attempts from walrelay.parked where convert_from(row_id, 'UTF8') = '{first}'"));
     eventually("it was tried again", ARRIVAL, attempts, |attempts| *attempts == 2);
-    assert_eq!(number_parked(&sql), 6);
+    assert_eq!(world.number_parked(), 6);
 
     // What is dropped is exactly what was named, and what is behind it arrives; with no relay, once there is one.
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
@@ -379,7 +374,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     assert!(words.contains("the relay never delivers") && words.contains("the next one carries this out"), "{words}");
     assert!(command(&world, "list").succeed().contains("drop requested"));
     let mut relay = parking(&world).start();
-    eventually("others wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("others wait", ARRIVAL, || world.number_parked(), |count| *count == 2);
     eventually("those behind are there", ARRIVAL, || world.delivered(), |count| *count == 3);
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     let json = well(&command(&world, "retry").flag("--all").flag("--yes"));
@@ -387,7 +382,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     eventually("it is delivered", ARRIVAL, || world.delivered(), |count| *count == 4);
     eventually("one waits", ARRIVAL, || parked(&sql), |parked| parked.iter().all(|(id, _)| *id == lost));
     well(&command(&world, "drop").flag("--all").flag("--yes"));
-    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    eventually("none waits", ARRIVAL, || world.number_parked(), |count| *count == 0);
     assert_eq!(ran(&command(&world, "list")).0, 1);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

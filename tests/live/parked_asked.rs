@@ -2,32 +2,14 @@
 
 use std::time::Duration;
 
+use super::parked::{NO_TOPICS, command};
 use super::parked_hard::{all_is_well, asked_for_while_held, emit_large, open, parked, relay, world};
-use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::sql::Sql;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-/// Much less than a pass for each two hundred would take.
-const MOMENTS: Duration = Duration::from_secs(10);
-/// Topics are not made by whoever writes to them, and it does not take long to find out.
-const NO_TOPICS: &str = "[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n[kafka.properties]\n\
-                         \"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
-
-fn number_parked(sql: &Sql) -> i64 {
-    sql.number("select count(*) from walrelay.parked")
-}
-
-/// Asks for all that wait of this class.
-fn drop_all(world: &World, class: &str) {
-    RelayCommand::new("parked")
-        .flag("drop")
-        .option("--slot", &world.name)
-        .option("--database-url", &world.database_url)
-        .option("--class", class)
-        .flag("--yes")
-        .succeed();
-}
+/// There is a pass a second: one for each two hundred of four thousand would take longer.
+const MOMENTS: Duration = Duration::from_secs(18);
 
 fn metric(relay: &Relay, name: &str) -> u64 {
     relay.metric(name).unwrap_or_default() as u64
@@ -38,18 +20,19 @@ fn a_drop_requested_during_a_retry_is_done_counted_and_logged() {
     let world = World::new();
     let sql = world.sql();
     // A try lasts for as long as it takes to ask for something.
-    let run = world.run().option("--on-error", "park").config_file(NO_TOPICS);
-    let mut relay = run.variable("FAILPOINTS", "retried=sleep(4000)").start();
+    let file = format!("[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n{NO_TOPICS}");
+    let run = world.run().option("--on-error", "park").config_file(&file);
+    let (run, held) = run.held_at("retried", 0);
+    let mut relay = run.start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    eventually("it waits", ARRIVAL, || number_parked(&sql), |count| *count == 1);
-    // The first producer refused it, the second parked it, and the third is that of the try.
-    let producers = || relay.log().matches("Kafka answers").count();
-    eventually("it is being tried", ARRIVAL, producers, |count| *count == 3);
+    eventually("it waits", ARRIVAL, || world.number_parked(), |count| *count == 1);
+    held.wait();
     // As `walrelay parked drop` does, without the time that a command takes to start.
     sql.run("update walrelay.parked set asked = 'drop'");
     assert!(!relay.log().contains("failed again"), "the try is not over: {}", relay.log());
-    eventually("it is dropped", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    held.release();
+    eventually("it is dropped", ARRIVAL, || world.number_parked(), |count| *count == 0);
     eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("it is counted", ARRIVAL, dropped, |count| *count == 1);
@@ -103,9 +86,9 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     let mut relay = world.run().option("--on-error", "park").start();
     relay.wait_ready();
     sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
-    eventually("they wait", ARRIVAL * 2, || number_parked(&sql), |count| *count == MANY);
-    drop_all(&world, "unroutable");
-    eventually("none waits", MOMENTS, || number_parked(&sql), |count| *count == 0);
+    eventually("they wait", ARRIVAL * 2, || world.number_parked(), |count| *count == MANY);
+    command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
+    eventually("none waits", MOMENTS, || world.number_parked(), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("all are counted", ARRIVAL, dropped, |count| *count == MANY as u64);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());

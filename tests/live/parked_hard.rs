@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::support::relay::{EXIT, Relay, RelayCommand};
-use crate::support::servers::kafka::PARTITIONS;
+use super::parked::{command, small};
+use crate::support::relay::{EXIT, Relay};
 use crate::support::sql::Sql;
 use crate::support::topic;
 use crate::support::wait::{eventually, throughout};
@@ -14,21 +14,10 @@ use crate::support::world::{ARRIVAL, World};
 const TWICE: Duration = Duration::from_secs(18);
 const HELD_UP: &str = "are blocked";
 
-/// Topic 0 takes no record of more than 200 kB, until [`open`].
+/// Topic 0 takes no record of more than 200 kB, until [`open`], and rows say what became of them.
 pub(super) fn world() -> World {
-    let world = World::new();
-    world.sql().run(
-        "alter table outbox add status text not null default 'new';
-         create function emit_large(kind text, aggregate_ text) returns text language sql as $$
-             insert into counter values (aggregate_) on conflict do nothing;
-             update counter set version = version + 1 where aggregate = aggregate_;
-             insert into outbox (id, aggregatetype, aggregateid, type, payload)
-             select gen_random_uuid(), kind, aggregate_, 'Large', jsonb_build_object('v', c.version, 'of', aggregate_,
-                 'filling', (select string_agg(md5(n::text), '') from generate_series(1, 12000) n))
-             from counter c where c.aggregate = aggregate_ returning id::text
-         $$",
-    );
-    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "200000")]);
+    let world = small();
+    world.sql().run("alter table outbox add status text not null default 'new'");
     world
 }
 
@@ -47,13 +36,7 @@ pub(super) fn open(world: &World) {
 }
 
 pub(super) fn retry(world: &World) {
-    RelayCommand::new("parked")
-        .flag("retry")
-        .option("--slot", &world.name)
-        .option("--database-url", &world.database_url)
-        .flag("--all")
-        .flag("--yes")
-        .succeed();
+    command(world, "retry").flag("--all").flag("--yes").succeed();
 }
 
 pub(super) fn emit_large(sql: &Sql, world: &World, aggregate: &str) -> String {
@@ -111,8 +94,8 @@ fn a_locked_row_delays_only_its_aggregate_and_its_event_is_sent_once() {
     let goes_on = || {
         world.emit(&sql, "ordinary");
         let unmarked = "select count(*) from outbox where aggregateid = 'ordinary' and status = 'new'";
-        eventually("others are marked", TWICE / 4, || sql.number(unmarked), |count| *count == 0);
-        world.wait_confirmed(TWICE / 2);
+        eventually("others are marked", ARRIVAL, || sql.number(unmarked), |count| *count == 0);
+        world.wait_confirmed(ARRIVAL);
         records(&world, "held") == 1
     };
     throughout("it is sent once", TWICE, goes_on);

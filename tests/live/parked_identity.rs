@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 
+use super::parked::{NO_TOPICS, command};
 use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::Postgres;
-use crate::support::sql::Sql;
 use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
@@ -32,10 +32,6 @@ fn parking(world: &World) -> RelayCommand {
     world.run().option("--on-error", "park")
 }
 
-fn number_parked(sql: &Sql) -> i64 {
-    sql.number("select count(*) from walrelay.parked")
-}
-
 /// A row with [`ID`]; `kind` is its aggregate type.
 fn row(kind: &str, aggregate: &str, payload: &str) -> String {
     format!("insert into outbox values ('{ID}', '{kind}', '{aggregate}', 'Same', '{{\"n\": \"{payload}\"}}')")
@@ -46,10 +42,6 @@ const LARGE: &str = "(select jsonb_build_object('n', jsonb_agg(md5(random()::tex
 
 fn large(kind: &str, aggregate: &str) -> String {
     format!("insert into outbox values ('{ID}', '{kind}', '{aggregate}', 'Same', {LARGE})")
-}
-
-fn parked_command(world: &World, name: &str) -> RelayCommand {
-    RelayCommand::new("parked").flag(name).option("--slot", &world.name).option("--database-url", &world.database_url)
 }
 
 fn values(world: &World) -> Vec<String> {
@@ -64,7 +56,7 @@ fn one_waits(world: &World, command: &RelayCommand) {
     let mut relay = command.start();
     relay.wait_ready();
     sql.run("select emit('not a topic', 'a', 20)");
-    eventually("one waits", ARRIVAL, || number_parked(&sql), |count| *count == 1);
+    eventually("one waits", ARRIVAL, || world.number_parked(), |count| *count == 1);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -85,23 +77,23 @@ fn a_later_event_with_a_parked_id_is_parked_behind_it_and_delivered() {
     let mut relay = parking(&world).start();
     relay.wait_ready();
     sql.run(&row("not a topic", "a", "1"));
-    eventually("the first waits", ARRIVAL, || number_parked(&sql), |count| *count == 1);
+    eventually("the first waits", ARRIVAL, || world.number_parked(), |count| *count == 1);
     // The id is used again: in a later transaction, and twice in one.
     sql.run(&row(&kind, "a", "2"));
     sql.run(&format!("begin; {}; {}; commit", row(&kind, "a", "3"), row(&kind, "b", "4")));
-    eventually("two wait behind it", ARRIVAL, || number_parked(&sql), |count| *count == 3);
+    eventually("two wait behind it", ARRIVAL, || world.number_parked(), |count| *count == 3);
     eventually("of another aggregate none does", ARRIVAL, || world.delivered(), |count| *count == 1);
     // What comes again after a kill is known by its place.
     relay.kill_hard();
     let mut relay = parking(&world).start();
     relay.wait_ready();
     sql.run(&row(&kind, "a", "5"));
-    eventually("and the next one", ARRIVAL, || number_parked(&sql), |count| *count == 4);
+    eventually("and the next one", ARRIVAL, || world.number_parked(), |count| *count == 4);
     eventually("all are counted", ARRIVAL, || relay.metric("walrelay_waiting_events"), |count| *count == Some(4.0));
-    let shown = parked_command(&world, "show").flag(ID).flag("--json").output().stdout;
+    let shown = command(&world, "show").flag(ID).flag("--json").output().stdout;
     let shown: Value = serde_json::from_slice(&shown).unwrap();
     assert_eq!(shown["events"].as_array().unwrap().len(), 4, "{shown}");
-    parked_command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
+    command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
     eventually("those behind it are there", ARRIVAL, || world.delivered(), |count| *count >= 4);
     eventually("none waits", ARRIVAL, || relay.metric("walrelay_waiting_events"), |count| *count == Some(0.0));
     let values: Vec<String> =
@@ -180,7 +172,7 @@ fn an_older_parked_table_is_migrated_and_keeps_its_events() {
     let mut relay = parking(&world).start();
     relay.wait_ready();
     sql.run(&row(world.kind(0), "a", "2"));
-    eventually("both wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("both wait", ARRIVAL, || world.number_parked(), |count| *count == 2);
     assert_eq!(sql.number("select count(*) from walrelay.parked where key_by is null"), 1);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
@@ -203,12 +195,12 @@ fn parked_events_of_a_removed_outbox_are_refused_at_start_and_can_be_dropped() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     // Or nobody wants it any more.
     sql.run("update walrelay.parked set outbox = 'public.outbox'");
-    let of = |name: &str| parked_command(&world, name).option("--outbox", "public.outbox");
+    let of = |name: &str| command(&world, name).option("--outbox", "public.outbox");
     assert!(of("list").succeed().contains("1 event of 1 aggregate"));
     of("drop").flag("--yes").succeed();
     let mut relay = renamed.start();
     relay.wait_ready();
-    assert_eq!(number_parked(&sql), 0);
+    assert_eq!(world.number_parked(), 0);
     assert!(relay.log().contains("is dropped, as an operator asked"), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
@@ -220,7 +212,7 @@ fn a_replay_reports_rows_of_parked_events() {
     one_waits(&world, &parking(&world));
     let mut relay = parking(&world).start();
     world.emit(&sql, "a");
-    eventually("one waits behind it", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("one waits behind it", ARRIVAL, || world.number_parked(), |count| *count == 2);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     world.emit(&sql, "b");
     let routable = "aggregatetype <> 'not a topic'";
@@ -244,10 +236,10 @@ fn parked_events_under_another_key_are_refused_at_start() {
     let mut relay = parking(&world).start();
     relay.wait_ready();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-    parked_command(&world, "drop").flag("--all").flag("--yes").succeed();
+    command(&world, "drop").flag("--all").flag("--yes").succeed();
     let mut relay = other.start();
     relay.wait_ready();
-    eventually("none waits", ARRIVAL, || number_parked(&world.sql()), |count| *count == 0);
+    eventually("none waits", ARRIVAL, || world.number_parked(), |count| *count == 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -310,33 +302,32 @@ fn a_stand_by_reports_that_it_could_not_take_over() {
 fn a_refusing_topic_is_retried_once_no_parked_event_names_it() {
     let world = World::new();
     let sql = world.sql();
-    let file = "[delivery]\nretry_attempts = 0\nretry_base = \"5m\"\n\
-                [kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
-    let mut relay = parking(&world).config_file(file).start();
+    let file = format!("[delivery]\nretry_attempts = 0\nretry_base = \"5m\"\n{NO_TOPICS}");
+    let mut relay = parking(&world).config_file(&file).start();
     relay.wait_ready();
     world.emit(&sql, "a");
-    eventually("one is refused", ARRIVAL, || number_parked(&sql), |count| *count == 1);
+    eventually("one is refused", ARRIVAL, || world.number_parked(), |count| *count == 1);
     world.emit(&sql, "b");
-    eventually("one is not even tried", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("one is not even tried", ARRIVAL, || world.number_parked(), |count| *count == 2);
     let tries = "select string_agg(attempts || ' ' || class || ' ' || (next_at is null), ', ' order by id) from walrelay.parked";
     assert_eq!(sql.text(tries), "1 refused true, 0 refused false");
     let waiting = |count: f64| {
         eventually("it says so", ARRIVAL, || relay.metric("walrelay_waiting_events"), |said| *said == Some(count));
     };
     waiting(2.0);
-    parked_command(&world, "drop").flag("--all").flag("--yes").succeed();
+    command(&world, "drop").flag("--all").flag("--yes").succeed();
     waiting(0.0);
     topic::create(&world.brokers, &world.topic(0), 1, &[]);
     world.emit(&sql, "c");
     eventually("it is delivered", ARRIVAL, || world.delivered(), |count| *count == 1);
-    assert_eq!(number_parked(&sql), 0);
+    assert_eq!(world.number_parked(), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]
 fn an_unknown_class_is_refused() {
     let world = World::new();
-    let none = ["list", "retry", "drop"].map(|name| parked_command(&world, name));
+    let none = ["list", "retry", "drop"].map(|name| command(&world, name));
     let letters = ["list", "drop"].map(|name| {
         RelayCommand::new("dead-letters").flag(name).option("--slot", &world.name).option("--brokers", &world.brokers)
     });

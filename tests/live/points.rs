@@ -1,19 +1,12 @@
 //! P1, P2: killed at each named point between received and confirmed, it loses and reorders nothing.
 
-use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
-
 use walrelay::failpoint::POINTS;
 
+use crate::support::relay::EXIT;
 use crate::support::seed::generator;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-/// How a relay ends that gets to its point once too often.
-const SIGABRT: i32 = 6;
-const KILLED: Duration = LIMIT;
-const STOPPED: Duration = LIMIT;
 
 /// How often a relay may pass the point at most before it is killed there: seconds of the workload, no more.
 fn passings_max(point: &str) -> u32 {
@@ -37,15 +30,14 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
         let passings = chance.u32(0..=passings_max(point));
         eprintln!("killed at {point} after {passings} passings");
         let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
-        let mut relay = world.run().variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
+        let mut relay = world.run().killed_at(point, passings).start();
         if point == "confirmed" {
             relay.wait_ready();
             let before = world.delivered();
             eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
             relay.process.signal("TERM");
         }
-        let status = relay.process.wait_exit(KILLED);
-        assert_eq!(status.signal(), Some(SIGABRT), "{point}: {status}");
+        relay.wait_killed();
         // Commits it knows nothing of, while nobody streams.
         writers.wait_for(5);
         writers.stop();
@@ -56,6 +48,6 @@ fn a_relay_killed_at_each_failpoint_loses_and_reorders_nothing() {
         copies = findings.duplicates;
         eprintln!("  {again} copies");
         assert!(point != "confirmed" || again == 0, "{again} events came again that were confirmed");
-        assert_eq!(relay.terminate(STOPPED), Some(0), "{point}");
+        assert_eq!(relay.terminate(EXIT), Some(0), "{point}");
     }
 }

@@ -10,7 +10,8 @@ use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"3s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
+/// Long enough for a relay that has to wait for a core, and no longer than the tests are frozen.
+const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"10s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
 
 /// What a freeze of the broker came upon, after it ended.
 struct Thawed {
@@ -35,13 +36,14 @@ fn frozen(kafka: &Kafka) -> Thawed {
     let walsender = world.wait_streaming();
 
     kafka.freeze();
-    // Several times the bytes in flight that are allowed, so that reading has to stop and the socket fills.
+    // Many times the bytes in flight that are allowed, so that reading has to stop and the socket fills.
     let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
-    throughout("the same connection lives", Duration::from_secs(9), || world.walsender() == walsender);
-    let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
-    assert_eq!(closed(), Some(1.0), "intake is closed, and the reason is said");
-    let held = world.confirmed();
+    writers.wait_for(2_000);
     writers.stop();
+    throughout("the same connection lives", Duration::from_secs(15), || world.walsender() == walsender);
+    let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
+    eventually("intake is closed, and the reason is said", ARRIVAL, closed, |closed| *closed == Some(1.0));
+    let held = world.confirmed();
     assert!(held < world.wal());
     kafka.thaw();
     let at = Instant::now();
@@ -71,14 +73,14 @@ fn a_broker_fenced_while_frozen_is_used_again() {
     assert!(relay.process.exited().is_none());
 }
 
-/// A relay that has confirmed its first event and reaches Postgres through a proxy.
-fn behind_a_proxy_with_a_timeout_of_two_seconds() -> (World, Proxy, Relay, Sql) {
+/// A relay that has confirmed its first event and reaches Postgres through a proxy, with this `wal_sender_timeout`.
+fn behind_a_proxy(timeout: &str) -> (World, Proxy, Relay, Sql) {
     let world = World::new();
     let proxy = Proxy::before(&Postgres::shared().address());
     let mut relay = world
         .run()
         .option("--database-url", &world.url_through(&proxy))
-        .config_file("[slot]\nwal_sender_timeout = \"2s\"\n")
+        .config_file(&format!("[slot]\nwal_sender_timeout = {timeout:?}\n"))
         .start();
     relay.wait_ready();
     let sql = world.sql();
@@ -89,11 +91,12 @@ fn behind_a_proxy_with_a_timeout_of_two_seconds() -> (World, Proxy, Relay, Sql) 
 
 #[test]
 fn a_row_received_slower_than_the_time_out_keeps_its_connection() {
-    let (world, proxy, _relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
+    let (world, proxy, _relay, sql) = behind_a_proxy("5s");
     let walsender = world.wait_streaming();
 
-    proxy.set(Way::Down, Conditions { bytes_per_second: 80_000, slice_bytes: 2000, ..Conditions::default() });
-    sql.run(&format!("select emit('{}', 'large', 500000)", world.kind(0)));
+    // Eight seconds.
+    proxy.set(Way::Down, Conditions { bytes_per_second: 50_000, slice_bytes: 2000, ..Conditions::default() });
+    sql.run(&format!("select emit('{}', 'large', 400000)", world.kind(0)));
     eventually("the row arrives", ARRIVAL, || world.delivered(), |records| *records == 2);
     assert_eq!(world.walsender(), walsender, "the connection was lost");
     world.assert_all_delivered();
@@ -101,18 +104,13 @@ fn a_row_received_slower_than_the_time_out_keeps_its_connection() {
 
 #[test]
 fn a_silent_server_is_disconnected_and_reconnected() {
-    let (world, proxy, mut relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
+    let (world, proxy, mut relay, sql) = behind_a_proxy("2s");
     let (walsender, connections) = (world.wait_streaming(), proxy.accepted());
 
     proxy.blackhole(Way::Down);
     let silent_since = Instant::now();
     world.emit(&sql, "a");
-    eventually(
-        "a new connection is tried",
-        Duration::from_secs(20),
-        || proxy.accepted(),
-        |accepted| *accepted > connections,
-    );
+    eventually("a new connection is tried", ARRIVAL, || proxy.accepted(), |accepted| *accepted > connections);
     assert!(silent_since.elapsed() >= Duration::from_secs(1), "given up too soon: {:?}", silent_since.elapsed());
     proxy.resume();
     world.assert_all_delivered();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::relay::Relay;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
@@ -62,7 +62,7 @@ fn committed_rows_are_delivered_on_every_major() {
 fn a_publication_recreated_while_no_relay_runs_is_noticed() {
     let world = World::new();
     let mut relay = running(&world);
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
     let sql = world.sql();
     let name = &world.name;
     sql.run(&format!("drop publication walrelay_{name}"));
@@ -122,7 +122,7 @@ fn database_and_role_settings_change_no_record() {
     let mut relay = world.relay();
     insert("plain");
     eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
 
     let name = &world.name;
     for setting in ["bytea_output = 'escape'", "datestyle = 'German, DMY'", "timezone = 'Asia/Kolkata'"] {

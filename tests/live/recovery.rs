@@ -131,9 +131,7 @@ fn a_first_start_killed_at_each_failpoint_publishes_every_row_in_order() {
         let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
         writers.wait_for(300);
         let passings = if point == "read" { 150 } else { 0 };
-        let mut relay = world.run().variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
-        let status = relay.process.wait_exit(EXIT);
-        assert!(status.code().is_none(), "{point}: {status}");
+        world.run().killed_at(point, passings).start().wait_killed();
         writers.wait_for(50);
         let mut relay = world.run().start();
         streaming(&world, &mut relay);

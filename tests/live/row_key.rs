@@ -5,7 +5,6 @@ mod changed;
 mod refused;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -20,7 +19,6 @@ use crate::support::wait::eventually;
 use crate::support::workload::{Plan, Workload};
 use crate::support::world::{ARRIVAL, World, committed};
 
-const SIGABRT: i32 = 6;
 /// Rows of a test under load.
 fn rows() -> i64 {
     i64::try_from(from_environment("WALRELAY_TEST_EVENTS", 4_500)).expect("a number of rows")
@@ -264,13 +262,15 @@ fn rows_that_share_an_id_are_published_and_marked_across_slot_losses() {
 /// Three rows that come while the one before them, which is acked, is about to be marked or deleted.
 fn come_before_the_mark(mode: &str, upkeep: &str, meanwhile: impl Fn(&World)) {
     let orders = Orders::in_mode(mode, TABLE, upkeep);
-    // It does nothing else while it sleeps.
-    let mut relay = orders.run(mode).variable("FAILPOINTS", "marking=1*sleep(2000)->off").start();
+    // It does nothing else while it stands there.
+    let (run, held) = orders.run(mode).held_at("marking", 0);
+    let mut relay = run.start();
     relay.wait_ready();
     orders.emit("a", 1);
-    eventually("it is acked", ARRIVAL, || orders.world.delivered(), |records| *records == 1);
+    held.wait();
     meanwhile(&orders.world);
     orders.emit("a", 3);
+    held.release();
     eprintln!("{mode}: {} copies", orders.settled(&mut relay).duplicates);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
@@ -295,11 +295,13 @@ fn a_row_with_a_reused_key_and_id_is_distinguished_by_its_transaction() {
     for upkeep in [MARK, DELETE] {
         let orders =
             Orders::new(&format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()"), upkeep);
-        let mut relay = orders.run("poll").variable("FAILPOINTS", "marking=1*sleep(2000)->off").start();
+        let (run, held) = orders.run("poll").held_at("marking", 0);
+        let mut relay = run.start();
         relay.wait_ready();
         orders.emit("a", 1);
-        eventually("it is acked", ARRIVAL, || orders.world.delivered(), |records| *records == 1);
+        held.wait();
         orders.sql().run(&format!("delete from nu; {}; update nu set seq = 1", orders.emitting("a", 1)));
+        held.release();
         assert_eq!(orders.settled(&mut relay).duplicates, 0, "{}", relay.log());
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
@@ -390,8 +392,7 @@ fn read_on(mode: &str, table: &str) {
     // Slow enough for something to be stored before the last was read.
     let slowly = "read=2000*sleep(1)->return";
     let mut relay = orders.run(mode).variable("FAILPOINTS", slowly).start();
-    let status = relay.process.wait_exit(ARRIVAL);
-    assert_eq!(status.signal(), Some(SIGABRT), "{mode}: {status}\n{}", relay.log());
+    relay.wait_killed();
     let before = orders.world.delivered();
     assert!((1..i64::from(BACKLOG)).contains(&before), "{mode}: {before} were published before it was killed");
 

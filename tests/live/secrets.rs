@@ -1,7 +1,6 @@
 //! P11: no secret and no payload in any output.
 
-use std::time::Duration;
-
+use crate::support::relay::EXIT;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::eventually;
@@ -48,12 +47,12 @@ fn passwords_properties_and_payloads_reach_no_output() {
 
     // A path that fails with the row at hand.
     insert("not a topic");
-    assert_eq!(relay.wait_exit(Duration::from_secs(30)), Some(20));
+    assert_eq!(relay.wait_exit(EXIT), Some(20));
     assert_clean("the log", &relay.log());
     assert!(!relay.log().is_empty());
 
     let wrong = postgres.url_as(&format!("{GUARDED_ROLE}:{PASSWORD}x"), &world.name);
     let mut refused = run.option("--database-url", &wrong).start();
-    assert_eq!(refused.wait_exit(Duration::from_secs(30)), Some(11));
+    assert_eq!(refused.wait_exit(EXIT), Some(11));
     assert_clean("the log of a refusal", &refused.log());
 }

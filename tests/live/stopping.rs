@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Proxy, Way};
-use crate::support::relay::Relay;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
@@ -19,7 +19,7 @@ fn a_stop_under_load_drains_and_confirms_without_duplicates() {
         let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
         writers.wait_for(60);
         relay.process.signal(signal);
-        assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+        assert_eq!(relay.wait_exit(EXIT), Some(0), "{}", relay.log());
         writers.stop();
     }
     let _relay = world.relay();
@@ -33,7 +33,7 @@ fn a_hangup_stops_the_relay_in_order_unless_it_was_ignored_at_the_start() {
     ignoring.wait_ready();
     ignoring.process.signal("HUP");
     throughout("it goes on", Duration::from_secs(2), || ignoring.process.exited().is_none() && ignoring.is_ready());
-    assert_eq!(ignoring.terminate(Duration::from_secs(20)), Some(0), "{}", ignoring.log());
+    assert_eq!(ignoring.terminate(EXIT), Some(0), "{}", ignoring.log());
     let mut relay = world.run().under_env("--default-signal=HUP").start();
     relay.wait_ready();
     let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
@@ -41,7 +41,7 @@ fn a_hangup_stops_the_relay_in_order_unless_it_was_ignored_at_the_start() {
     // A closed terminal sends it twice.
     relay.process.signal("HUP");
     relay.process.signal("HUP");
-    assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+    assert_eq!(relay.wait_exit(EXIT), Some(0), "{}", relay.log());
     writers.stop();
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
@@ -57,7 +57,7 @@ fn a_stop_confirms_all_delivered_events() {
     }
     let end = world.wal();
     eventually("they arrive", ARRIVAL, || world.delivered(), |records| *records == 10);
-    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
     let pending = sql.number(&format!(
         "select count(*) from pg_logical_slot_peek_binary_changes('{0}', null, null,
             'proto_version', '1', 'publication_names', 'walrelay_{0}') where get_byte(data, 0) = ascii('I')",
@@ -85,7 +85,7 @@ fn with_an_event_that_is_never_acked(shutdown_timeout: &str) -> (World, Proxy, R
 fn a_stop_with_kafka_frozen_ends_at_its_deadline_with_code_3() {
     let (world, _proxy, mut relay) = with_an_event_that_is_never_acked("2s");
     let started = Instant::now();
-    assert_eq!(relay.terminate(Duration::from_secs(12)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
     assert!(started.elapsed() >= Duration::from_secs(2), "it did not wait: {:?}", started.elapsed());
     let _relay = world.relay();
     world.assert_all_delivered();
@@ -98,7 +98,8 @@ fn a_second_signal_ends_the_relay_at_once() {
     eventually("intake has stopped", ARRIVAL, || relay.is_ready(), |ready| !ready);
     assert!(relay.process.exited().is_none(), "the first signal did not wait for acks");
     relay.process.signal("TERM");
-    assert_ne!(relay.wait_exit(Duration::from_secs(4)), Some(0), "events in flight were called delivered");
+    // Half of what it would wait for acks.
+    assert_ne!(relay.wait_exit(EXIT), Some(0), "events in flight were called delivered");
     let _relay = world.relay();
     world.assert_all_delivered();
 }
@@ -117,14 +118,14 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     world.emit(&sql, "a");
     eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
     drop(sql);
-    postgres.stop_fast(Duration::from_secs(20));
+    postgres.stop_fast(EXIT);
 
     relay.process.signal("TERM");
     let waits = |log: &String| log.contains("stopping without Postgres");
     eventually("it waits for the ack", ARRIVAL, || relay.log(), waits);
     assert!(relay.process.exited().is_none(), "{}", relay.log());
     proxy.resume();
-    assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+    assert_eq!(relay.wait_exit(EXIT), Some(0), "{}", relay.log());
     assert!(relay.log().contains("are not confirmed"), "{}", relay.log());
 
     postgres.start();
@@ -139,14 +140,17 @@ fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "6s");
     // The loop stands still in a backlog while the signal comes and the stream is cut.
-    let mut relay = command.variable("FAILPOINTS", "received=3000*off->1*sleep(3000)->off").start();
+    let (command, held) = command.held_at("received", 3_000);
+    let mut relay = command.start();
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
     proxy.blackhole(Way::Down);
     let kind = world.kind(0);
-    sql.run(&format!("select emit('{kind}', 'b-' || n % 7, 10) from generate_series(1, 20000) n"));
+    // No more of it than the sockets take from a server that nobody listens to.
+    sql.run(&format!("select emit('{kind}', 'b-' || n % 7, 10) from generate_series(1, 6000) n"));
+    held.wait();
     let slot = |column: &str| format!("select {column} from pg_replication_slots where slot_name = '{}'", world.name);
     let sent = format!(
         "select sent_lsn - '0/0' >= {} from pg_stat_replication where pid = ({})",
@@ -156,7 +160,9 @@ fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     eventually("all is sent", ARRIVAL, || sql.text(&sent), |sent| sent == "true");
     relay.process.signal("TERM");
     sql.run(&format!("select pg_terminate_backend(({}))", slot("active_pid")));
-    assert_eq!(relay.wait_exit(Duration::from_secs(25)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    eventually("the stream is cut", ARRIVAL, || world.walsender(), |pid| *pid == 0);
+    held.release();
+    assert_eq!(relay.wait_exit(EXIT), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
     let _relay = world.relay();
     world.assert_all_delivered();
 }

@@ -3,19 +3,15 @@
 
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
-
-/// A refusal is known at once; two seconds of grace and two busy cores come on top.
-const EXIT: Duration = Duration::from_secs(20);
 
 /// Exit codes of `docs/exit-codes.md`.
 const CONFIG: i32 = 2;

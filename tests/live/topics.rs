@@ -1,9 +1,8 @@
 //! P3: topics that no record may go to, topics and headers that are walrelay's own, and a topic of dead letters that is not there.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
+use super::parked::NO_TOPICS;
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::{Kafka, Postgres};
@@ -24,7 +23,7 @@ fn run(world: &World, on_error: &str, lines: &str) -> RelayCommand {
     let file = format!(
         "[route]\ntopic = \"{{aggregatetype|match('(t.*)', 'outbox.event.$1')}}\"\n{lines}
          [delivery]\ndead_letter_topic = {:?}\nretry_attempts = 2\nretry_base = \"200ms\"\nretry_cap = \"1s\"\nretry_jitter_percent = 0
-         [kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n",
+         {NO_TOPICS}",
         dead(world)
     );
     world.run().option("--on-error", on_error).config_file(&file)
@@ -209,12 +208,12 @@ fn a_deleted_topic_makes_the_relay_unready_until_it_is_created_again() {
     world.emit(&sql, "behind");
     let refused = || told(&relay, "a topic refuses records");
     eventually("it is tried again", ARRIVAL, refused, |lines| !lines.is_empty());
-    // Until it was tried three times more.
-    while refused().len() < 4 {
+    let tries = || {
         let (status, why) = relay.readiness().expect("an answer");
         assert!(status == 503 && why.contains("\"topic_refused\"") && why.contains(&own), "{status}: {why}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        refused().len()
+    };
+    eventually("it is tried three times more", ARRIVAL, tries, |tries| *tries >= 4);
     topic::create(&world.brokers, &own, 2, &[]);
     let ids = || topic::read(&world.brokers, &own).iter().map(|record| record.header("id")).collect::<Vec<_>>();
     eventually("it is there", ARRIVAL, ids, |ids| *ids == [id.clone()]);

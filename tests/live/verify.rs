@@ -1,7 +1,5 @@
 //! docs/verify.md: `walrelay verify`: what it finds, and what it takes for sound.
 
-use std::time::Duration;
-
 use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -10,7 +8,7 @@ use serde_json::Value;
 use crate::support::relay::{RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -62,7 +60,7 @@ fn publish(world: &World, ids: &[&str]) {
         }
         headers = headers.insert(Header { key: "id", value: Some(id.trim_start_matches('~')) });
         producer.send(BaseRecord::to(&topic).key("a").payload("canary").headers(headers)).unwrap();
-        producer.flush(Duration::from_secs(30)).unwrap();
+        producer.flush(LIMIT).unwrap();
     }
     let after = before + i64::try_from(ids.len()).unwrap();
     eventually("they are there", ARRIVAL, || topic::count(&world.brokers, &topic), |count| *count == after);
@@ -217,8 +215,7 @@ fn verify_reads_only_committed_records() {
     let mut client = ClientConfig::new();
     client.set("bootstrap.servers", &world.brokers).set("transactional.id", &world.name);
     let producer: BaseProducer = client.create().unwrap();
-    let patience = Duration::from_secs(30);
-    producer.init_transactions(patience).unwrap();
+    producer.init_transactions(LIMIT).unwrap();
     let ids = sql.rows("select id::text, aggregatetype from outbox order by seq", &[]);
     for (is_committed, row) in [true, false, true].into_iter().zip(&ids) {
         let (id, kind): (String, String) = (row.get(0), row.get(1));
@@ -226,11 +223,11 @@ fn verify_reads_only_committed_records() {
         let topic = format!("outbox.event.{kind}");
         producer.begin_transaction().unwrap();
         producer.send(BaseRecord::to(&topic).key("a").payload("").headers(headers)).unwrap();
-        producer.flush(patience).unwrap();
+        producer.flush(LIMIT).unwrap();
         if is_committed {
-            producer.commit_transaction(patience).unwrap();
+            producer.commit_transaction(LIMIT).unwrap();
         } else {
-            producer.abort_transaction(patience).unwrap();
+            producer.abort_transaction(LIMIT).unwrap();
         }
     }
     let (code, json) = found(&verify(&world).option("--grace", "2s"));

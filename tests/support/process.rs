@@ -34,14 +34,12 @@ impl Process {
     }
 
     pub(crate) fn log(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+        text_of(&self.log)
     }
 
     /// The last lines of its output, for a failure message.
     pub(crate) fn log_tail(&self, lines: usize) -> String {
-        let log = self.log();
-        let skipped = log.lines().count().saturating_sub(lines);
-        log.lines().skip(skipped).collect::<Vec<_>>().join("\n")
+        tail_of(&self.log, lines)
     }
 
     /// Sends a signal by name: `TERM`, `INT`, `STOP`, `CONT`. Does nothing if the child has ended.
@@ -85,6 +83,18 @@ impl Process {
     pub(crate) fn cpu_ms(&self) -> Option<u64> {
         cpu_ms_of(self.pid())
     }
+}
+
+/// What a log has so far.
+pub(crate) fn text_of(log: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(log).unwrap_or_default()).into_owned()
+}
+
+/// Its last lines.
+pub(crate) fn tail_of(log: &Path, lines: usize) -> String {
+    let text = text_of(log);
+    let skipped = text.lines().count().saturating_sub(lines);
+    text.lines().skip(skipped).collect::<Vec<_>>().join("\n")
 }
 
 impl Drop for Process {

@@ -53,10 +53,10 @@ struct Connection {
 impl Proxy {
     /// Listens on a free port, for `upstream`, a `host:port`.
     pub(crate) fn before(upstream: &str) -> Proxy {
-        Proxy::listen(super::servers::free_port(), upstream)
+        Proxy::listen(0, upstream)
     }
 
-    /// Listens on `port`, for `upstream`.
+    /// Listens on `port`, for `upstream`. Port 0 is any free one.
     pub(crate) fn listen(port: u16, upstream: &str) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("the proxy's port");
         let address = listener.local_addr().expect("the proxy's address");

@@ -3,22 +3,26 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::guardian::run_directory;
 use super::process::{Process, output_of, unread_output_of};
 use super::servers::free_port;
-use super::wait::{self, LIMIT};
+use super::wait::{self, LIMIT, eventually};
 
 /// The time limit for the end of a relay after a signal or a fault.
 pub(crate) const EXIT: Duration = LIMIT;
 
 /// The time limit until a relay is ready, on two busy cores.
 const READY_DEADLINE: Duration = LIMIT;
+
+/// The signal of a process that ends at its failpoint.
+const SIGABRT: i32 = 6;
 
 /// The time limit for a command that ends by itself.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
@@ -60,6 +64,20 @@ impl RelayCommand {
     pub(crate) fn under_env(mut self, option: &str) -> RelayCommand {
         self.env = Some(option.to_owned());
         self
+    }
+
+    /// Ends the process at a point of `walrelay::failpoint`, as `kill -9` would, after `passings` passes of the point.
+    pub(crate) fn killed_at(self, point: &str, passings: u32) -> RelayCommand {
+        self.variable("FAILPOINTS", &format!("{point}={passings}*off->return"))
+    }
+
+    /// Holds the process once at a point of `walrelay::failpoint`, after `passings` passes of the point. Its time-out for
+    /// silent connections is longer than any hold.
+    pub(crate) fn held_at(self, point: &str, passings: u32) -> (RelayCommand, Held) {
+        let file = fresh_path("held");
+        let actions = format!("{point}={passings}*off->1*return({})->off", file.display());
+        let command = self.variable("FAILPOINTS", &actions).variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "300s");
+        (command, Held(file))
     }
 
     /// Writes a configuration file and adds `--config`.
@@ -133,6 +151,28 @@ pub(crate) fn last_words(log: &str) -> (&str, &str) {
     (error, lines.next().unwrap_or_default())
 }
 
+/// The hold of a relay at a failpoint: see [`RelayCommand::held_at`].
+pub(crate) struct Held(PathBuf);
+
+impl Held {
+    /// Waits until the relay is at the point.
+    #[track_caller]
+    pub(crate) fn wait(&self) {
+        eventually("the relay is held", LIMIT, || self.0.exists(), |held| *held);
+    }
+
+    /// Lets the relay continue.
+    #[track_caller]
+    pub(crate) fn release(self) {
+        std::fs::remove_file(&self.0).expect("a relay that is held");
+    }
+}
+
+/// Whether a process ended at its failpoint: see [`RelayCommand::killed_at`].
+pub(crate) fn is_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(SIGABRT)
+}
+
 fn fresh_path(suffix: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))
@@ -179,6 +219,13 @@ impl Relay {
 
     pub(crate) fn kill_hard(&mut self) {
         self.process.kill_hard();
+    }
+
+    /// Waits until the relay has ended at its failpoint: see [`RelayCommand::killed_at`].
+    #[track_caller]
+    pub(crate) fn wait_killed(&mut self) {
+        let status = self.process.wait_exit(EXIT);
+        assert!(is_killed(status), "{status}:\n{}", self.log());
     }
 
     pub(crate) fn log(&self) -> String {

@@ -64,7 +64,7 @@ pub(crate) fn throughout(what: &str, period: Duration, mut holds: impl FnMut() -
     let caller = Location::caller();
     let started = Instant::now();
     loop {
-        assert!(holds(), "{caller}: did not hold for {period:?}: {what}");
+        assert!(holds(), "{caller}: did not hold for {period:?}, but for {:?}: {what}", started.elapsed());
         if started.elapsed() >= period {
             return;
         }

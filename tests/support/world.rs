@@ -1,6 +1,6 @@
 //! The resources of one test: a database, a slot and topics, on servers that other tests use, too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use walrelay::demo::workload::SCHEMA;
 use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
 use super::seed::Witness;
-use super::servers::{Kafka, Postgres};
+use super::servers::{Kafka, Postgres, log_tails};
 use super::sql::{Sessions, Sql};
 use super::topic::{self, Record};
 use super::wait::{self, LIMIT, eventually};
@@ -21,6 +21,9 @@ use super::workload::{Plan, Workload};
 
 /// The time limit until all committed events have arrived, without a fault.
 pub(crate) const ARRIVAL: Duration = LIMIT;
+
+/// The number of lines of each server's log that a failing test prints.
+const LOG_LINES: usize = 30;
 
 /// A row of id, aggregate, version and payload, whose record belongs into `topic`.
 pub(crate) fn committed(topic: &str, row: &Row) -> Committed {
@@ -43,6 +46,8 @@ pub(crate) struct World {
     /// The aggregate types, which `kind(n)` and `topic(n)` index.
     kinds: Vec<String>,
     sessions: Arc<Sessions>,
+    /// Host and port of Postgres.
+    postgres: String,
     /// The server on which to drop the slots at the end: each would retain WAL and rows of the catalog for later tests.
     shared_url: Option<String>,
     _witness: Witness,
@@ -76,6 +81,7 @@ impl World {
         postgres.sql().run(&format!("create database {name}"));
         let world = World {
             database_url: postgres.url(&name),
+            postgres: postgres.address(),
             brokers: brokers.to_owned(),
             kinds: (0..3).map(|number| format!("{name}.kind{number}")).collect(),
             sessions: Arc::default(),
@@ -247,6 +253,23 @@ impl World {
         findings
     }
 
+    /// Ids of events with a record from before one of these moments and a record from after it, by the broker's clock.
+    pub(crate) fn appended_again(&self, moments_ms: &[i64]) -> BTreeSet<String> {
+        let mut appended: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+        for record in (0..self.kinds.len()).flat_map(|kind| self.records(kind)) {
+            appended.entry(record.header("id")).or_default().push(record.appended_at_ms);
+        }
+        let around = |times: &[i64], moment| times.iter().any(|at| *at < moment) && times.iter().any(|at| *at > moment);
+        appended.retain(|_, times| moments_ms.iter().any(|moment| around(times, *moment)));
+        appended.into_keys().collect()
+    }
+
+    /// The number of rows in `walrelay.parked`.
+    #[track_caller]
+    pub(crate) fn number_parked(&self) -> i64 {
+        self.sql().number("select count(*) from walrelay.parked")
+    }
+
     /// `confirmed_flush_lsn` as a number of bytes; 0 without a slot.
     #[track_caller]
     pub(crate) fn confirmed(&self) -> i64 {
@@ -327,12 +350,13 @@ impl World {
             Ok(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"))
         });
         eprintln!("--- Postgres ---\n{}\n---", told.unwrap_or_else(|error| error));
+        eprintln!("--- its log ---\n{}\n---", log_tails(&self.postgres, LOG_LINES));
         eprintln!("--- Kafka ---");
         for kind in 0..self.kinds.len() {
             let topic = self.topic(kind);
             eprintln!("{topic}: {}", topic::offsets(&self.brokers, &topic));
         }
-        eprintln!("---");
+        eprintln!("---\n--- its log ---\n{}\n---", log_tails(&self.brokers, LOG_LINES));
     }
 
     fn drop_slots(&self, url: &str) {
@@ -377,7 +401,7 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
         producer.send(BaseRecord::to(&topic).key(&key).payload(&value).headers(headers)).unwrap();
         producer.poll(Duration::ZERO);
     }
-    producer.flush(Duration::from_secs(30)).unwrap();
+    producer.flush(LIMIT).unwrap();
 
     assert!(rows.len() >= 100);
     let findings = world.assert_all_delivered();

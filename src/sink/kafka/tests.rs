@@ -363,9 +363,12 @@ async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle()
         let producer = producer.clone();
         async move { producer.deliver(TOPIC, 0, b"k", b"v").await }
     });
-    while in_librdkafka(&sink) < 101 {
-        tokio::task::yield_now().await;
-    }
+    let all_there = async {
+        while in_librdkafka(&sink) < 101 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all_there).await.expect("not all was handed over in time");
     let started = Instant::now();
     sink.close().await;
     assert!(started.elapsed() < CLOSE_TIMEOUT, "closing took {:?}", started.elapsed());

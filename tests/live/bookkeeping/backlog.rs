@@ -1,6 +1,6 @@
 //! P12: rows that were there before the relay, and rows that are set back to pending.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET, in_one_mode, in_the_other_mode};
 use crate::support::topic::Record;
@@ -76,7 +76,6 @@ fn mail_set_to_pending_again_is_published_again() {
                 |records| *records == round + 1,
             );
             eprintln!("{mode}: published again after {:?}", asked.elapsed());
-            assert!(asked.elapsed() < Duration::from_secs(15));
             eventually("nothing is pending", ARRIVAL, || outbox.count(EMAIL.pending), |rows| *rows == 0);
         }
         let records = outbox.records_of(&id);

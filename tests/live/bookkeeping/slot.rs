@@ -80,9 +80,9 @@ fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
     }
     let wrong = outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
     assert_ne!(wrong, outbox.config);
-    let mut relay = outbox.run(mode).config_file(&wrong).start();
+    let mut relay = outbox.run(mode).config_file(&wrong).option("--shutdown-timeout", "120s").start();
     // Long before the time-out of a shutdown: there is nothing to wait for.
-    assert_eq!(relay.wait_exit(Duration::from_secs(15)), Some(2), "{}", relay.log());
+    assert_eq!(relay.wait_exit(EXIT), Some(2), "{}", relay.log());
     let log = relay.log();
     let (error, fix) = last_words(&log);
     assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");

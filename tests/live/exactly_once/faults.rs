@@ -1,7 +1,7 @@
 //! P14: brokers that go, commits nobody hears of, and two relays where one was meant.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -9,12 +9,12 @@ use walrelay::config::KafkaConfig;
 use walrelay::sink::{KafkaSink, Transactional};
 
 use super::{EXIT, assert_once, relay, run};
-use crate::support::proxy::Way;
+use crate::support::proxy::{Proxy, Way};
 use crate::support::relay::Relay;
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Cluster, Kafka, Postgres};
 use crate::support::topic::{self, Record};
-use crate::support::wait::eventually;
+use crate::support::wait::{self, LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -51,6 +51,17 @@ fn broker_restarts_under_exactly_once_lose_and_duplicate_nothing() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
+/// Lets the broker hear of nothing for longer than a transaction may be open. Gives whether it gave one up, which hears of
+/// it later: there is none to give up where all that was heard of are at their ends.
+fn is_given_up(kafka: &Kafka, proxy: &Proxy) -> bool {
+    let given_up = || kafka.log().lines().filter(|line| line.contains("due to timeout")).count();
+    let before = given_up();
+    proxy.blackhole(Way::Up);
+    let seen = wait::until(Duration::from_secs(15), || (given_up() > before).then_some(()));
+    proxy.resume();
+    seen.is_some()
+}
+
 #[test]
 fn commits_lost_on_the_network_are_resolved_before_the_next_send() {
     let kafka = Kafka::private();
@@ -66,11 +77,8 @@ fn commits_lost_on_the_network_are_resolved_before_the_next_send() {
         writers.wait_for(chance.u64(20..80));
         std::thread::sleep(Duration::from_millis(chance.u64(0..100)));
         match round % 5 {
-            // Longer than a transaction may be open: the broker gives it up, and hears of it later.
             4 => {
-                proxy.blackhole(Way::Up);
-                std::thread::sleep(Duration::from_secs(8));
-                proxy.resume();
+                eventually("one is given up", 2 * ARRIVAL, || is_given_up(&kafka, &proxy), |given_up| *given_up);
             }
             // The broker may have committed, and nobody hears of it.
             1 | 3 => {
@@ -262,8 +270,10 @@ fn a_producer_with_a_resent_commit_begins_no_further_transaction() {
     let seen = || topic::read(kafka.brokers(), &name).iter().map(Record::value_text).collect::<Vec<_>>();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let mut expected = Vec::new();
+    let began = Instant::now();
     runtime.block_on(async {
         let sink = loop {
+            assert!(began.elapsed() < LIMIT, "each commit was answered before the answers ceased");
             let sink = KafkaSink::transactional(&config, &of).await.unwrap();
             sink.producer().commit(&name, 0, b"k", b"first").await.unwrap();
             // Acked already, so that the commit is all that is on its way.

@@ -41,11 +41,7 @@ fn recovery_polling_and_hand_over_work_on_every_major() {
         writers.stop();
         world.assert_all_delivered();
         let repeated = transactions_with_copies(&world);
-        assert!(
-            repeated <= 1,
-            "one stop before the slot was lost, and copies of {repeated} transactions\n{}",
-            relay.log()
-        );
+        assert!(repeated <= 3, "the slot was lost three times, and copies of {repeated} transactions\n{}", relay.log());
         assert_eq!(relay.terminate(EXIT), Some(0));
     }
 }

@@ -79,14 +79,16 @@ fn without_a_row_key_rows_are_streamed_and_never_written() {
 #[test]
 fn a_mark_that_matches_two_rows_stops_the_relay_and_writes_neither() {
     let orders = Orders::with_slot(TABLE, MARK);
-    let mut relay = orders.run("slot").variable("FAILPOINTS", "marking=1*sleep(2000)->off").start();
+    let (run, held) = orders.run("slot").held_at("marking", 0);
+    let mut relay = run.start();
     relay.wait_ready();
     orders.emit("a", 1);
-    eventually("it is acked", ARRIVAL, || orders.world.delivered(), |records| *records == 1);
+    held.wait();
     orders.sql().run(
         "alter table nu drop constraint nu_pkey;
          insert into nu (seq, order_id, t, body) select seq, order_id, t, body from nu",
     );
+    held.release();
     assert_eq!(relay.wait_exit(EXIT), CONFIG, "{}", relay.log());
     assert!(relay.log().contains("several rows of public.nu have the same key by now"), "{}", relay.log());
     assert_eq!((orders.count("status = 'N'"), orders.count("true")), (2, 2));

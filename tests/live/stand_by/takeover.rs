@@ -1,9 +1,10 @@
 //! P9: how long it takes from the end of one relay to the first record of the next.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::{Node, stands_by};
 use crate::support::seed::from_environment;
+use crate::support::topic::now_ms;
 use crate::support::wait::eventually;
 use crate::support::world::World;
 
@@ -15,11 +16,6 @@ enum Fault {
     Kill,
     Stop,
     Cut,
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    i64::try_from(since.as_millis()).unwrap()
 }
 
 /// Milliseconds from the fault to the append, by the broker's clock, of an event that is committed right after it.

@@ -1,15 +1,13 @@
 //! P12, P13: killed while old rows go, by the relay's own hand and by the command's: what goes was published, and all of it
 //! that was not is published later.
 
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use crate::support::relay::{EXIT, Relay};
+use crate::support::relay::{EXIT, is_killed};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const SIGABRT: i32 = 6;
 const RETENTION: &str = "[outbox]\nretention = \"1d\"\n";
 /// Whatever is written is written down a second time, where nothing is deleted.
 const WITNESS: &str = "create table witness (like outbox);
@@ -37,12 +35,6 @@ fn published(world: &World, rows: u64) {
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
-#[track_caller]
-fn aborts(relay: &mut Relay) {
-    let status = relay.process.wait_exit(EXIT);
-    assert_eq!(status.signal(), Some(SIGABRT), "{status}\n{}", relay.log());
-}
-
 /// The table as if nothing had been deleted, and everything in it delivered.
 #[track_caller]
 fn nothing_is_lost(world: &World) {
@@ -64,9 +56,7 @@ fn a_relay_killed_during_cleanup_loses_no_unpublished_row() {
     for passings in [0, 1, 0] {
         let before = gone();
         let writers = world.workload(&Plan::default());
-        let point = format!("swept={passings}*off->return");
-        let mut relay = world.run().config_file(RETENTION).variable("FAILPOINTS", &point).start();
-        aborts(&mut relay);
+        world.run().config_file(RETENTION).killed_at("swept", passings).start().wait_killed();
         writers.wait_for(100);
         writers.stop();
         assert!(gone() > before, "rows went before it was killed");
@@ -83,8 +73,8 @@ fn a_killed_cleanup_is_completed_by_the_next_one() {
         let command = world.command("cleanup").option("--brokers", &world.brokers);
         command.option("--older-than", "7d").option("--batch-rows", "500").option("--pause", "0s")
     };
-    let killed = cleanup().variable("FAILPOINTS", "swept=1*off->return").output();
-    assert_eq!(killed.status.signal(), Some(SIGABRT), "{killed:?}");
+    let killed = cleanup().killed_at("swept", 1).output();
+    assert!(is_killed(killed.status), "{killed:?}");
     cleanup().succeed();
     assert_eq!(world.sql().number("select count(*) from outbox"), 0);
     nothing_is_lost(&world);
@@ -109,8 +99,7 @@ fn a_partition_of_a_killed_drop_contains_only_published_rows() {
     published(&world, 500);
     sql.run("alter table outbox alter created_at set default now()");
     let writers = world.workload(&Plan::default());
-    let mut relay = world.run().config_file(RETENTION).variable("FAILPOINTS", "detached=return").start();
-    aborts(&mut relay);
+    world.run().config_file(RETENTION).killed_at("detached", 0).start().wait_killed();
     writers.wait_for(100);
     let attached = "select count(*) from pg_inherits where inhrelid = 'outbox_old'::regclass";
     assert_eq!(sql.number(attached), 0);

@@ -1,17 +1,13 @@
 //! P13: rows are marked or deleted once they were acked.
 
-use std::time::Duration;
-
 use walrelay::error::{Error, Kind};
 use walrelay::event::RowId;
 use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, Parking};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
-
-const SECONDS: Duration = Duration::from_secs(30);
 
 async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
     let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml), Parking::Off).await?;
@@ -113,7 +109,7 @@ fn marks_use_the_index_of_the_ids_under_every_plan() {
          analyze outbox",
     );
     let counter = |name: &str| sql.number(&format!("select {name} from pg_stat_user_tables where relname = 'outbox'"));
-    eventually("what was done is known", SECONDS, || counter("n_tup_ins"), |rows| *rows >= 50_000);
+    eventually("what was done is known", LIMIT, || counter("n_tup_ins"), |rows| *rows >= 50_000);
     let before = counter("seq_scan");
     let runtime = runtime();
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
@@ -122,7 +118,7 @@ fn marks_use_the_index_of_the_ids_under_every_plan() {
         assert_eq!(runtime.block_on(marker.settle(&acked(&[row(0, &id.to_string())]))), Ok(1));
     }
     drop(marker);
-    eventually("what was done is known", SECONDS, || counter("n_tup_upd"), |rows| *rows >= 8);
+    eventually("what was done is known", LIMIT, || counter("n_tup_upd"), |rows| *rows >= 8);
     assert_eq!(counter("seq_scan"), before);
 }
 
@@ -197,7 +193,7 @@ fn a_mark_waits_for_a_lock_and_then_names_its_holder() {
     holder.run("begin; select from outbox where id = 5 for update");
     std::thread::scope(|scope| {
         let settled = scope.spawn(|| settle(&["5", "6"]));
-        eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+        eventually("the marker waits", LIMIT, || waits_for_lock(&sql), |waits| *waits);
         holder.run("commit");
         assert_eq!(settled.join().unwrap(), Ok(2));
     });
@@ -205,7 +201,7 @@ fn a_mark_waits_for_a_lock_and_then_names_its_holder() {
     holder.run("set deadlock_timeout = '10s'; begin; select from outbox where id = 7 for update");
     std::thread::scope(|scope| {
         let settled = scope.spawn(|| settle(&["1", "7"]));
-        eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+        eventually("the marker waits", LIMIT, || waits_for_lock(&sql), |waits| *waits);
         holder.run("select from outbox where id = 1 for update; commit");
         assert_eq!(settled.join().unwrap(), Ok(2));
     });
@@ -233,12 +229,12 @@ fn a_visibility_check_stays_out_of_a_concurrent_mark_transaction() {
     };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| runtime.block_on(marker.settle(&acked(&[row(0, "5")]))));
-        let began = eventually("the marker waits", SECONDS, waited, |began| !began.is_empty());
+        let began = eventually("the marker waits", LIMIT, waited, |began| !began.is_empty());
         let batch = Batch { xids: vec![u32::try_from(xid).unwrap()], ..acked(&[row(0, "6")]) };
         let (marker, runtime) = (&marker, &runtime);
         let second = scope.spawn(move || runtime.block_on(marker.settle(&batch)));
         // The first transaction of the first call failed, for the lock.
-        eventually("it tries again", SECONDS, waited, |again| !again.is_empty() && *again != began);
+        eventually("it tries again", LIMIT, waited, |again| !again.is_empty() && *again != began);
         holder.run("commit");
         assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(1), Ok(1)));
     });
@@ -255,7 +251,7 @@ fn a_cancelled_mark_leaves_no_transaction_open() {
         let (waits, seen) = tokio::sync::oneshot::channel();
         scope.spawn(|| {
             let sql = world.sql();
-            eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+            eventually("the marker waits", LIMIT, || waits_for_lock(&sql), |waits| *waits);
             waits.send(()).unwrap();
         });
         runtime.block_on(async {
@@ -276,7 +272,7 @@ fn a_cancelled_mark_leaves_no_transaction_open() {
         "select pg_terminate_backend(pid) from pg_stat_activity
          where application_name = 'walrelay orders upkeep' and datname = current_database()",
     );
-    runtime.block_on(async { tokio::time::timeout(SECONDS, closed).await }).unwrap();
+    runtime.block_on(async { tokio::time::timeout(LIMIT, closed).await }).unwrap();
     let error = runtime.block_on(marker.settle(&acked(&[row(0, "6")]))).unwrap_err();
     assert_eq!(error.kind(), Kind::PostgresUnreachable);
 }

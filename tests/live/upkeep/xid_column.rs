@@ -2,11 +2,10 @@
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use super::{database, waits_for_lock};
 use crate::support::sql::Sql;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 
 const TABLE: &str = "create table outbox (id bigint generated always as identity primary key, aggregatetype text, aggregateid text, type text, payload jsonb)";
 const INDEXES: &str = "select string_agg(c.relname || ':' || i.indisvalid, ' ' order by c.relname) from pg_index i
@@ -24,22 +23,23 @@ fn add_xid_column_locks_a_table_in_use_briefly() {
     sql.run("insert into outbox (aggregatetype) select 'old' from generate_series(1, 50000)");
     let before = node(&sql);
     reader.run("begin; select count(*) from outbox");
-    let (stop, slowest, writes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
     let setup = world.command("setup").flag("--add-xid-column");
     std::thread::scope(|scope| {
         let _stopped = crate::support::wait::Stopped(&stop);
         scope.spawn(|| {
             let sql = world.sql();
             while !stop.load(Ordering::Relaxed) {
-                let begun = Instant::now();
                 sql.run("insert into outbox (aggregatetype) values ('new')");
-                slowest.fetch_max(begun.elapsed().as_millis().try_into().unwrap(), Ordering::Relaxed);
                 writes.fetch_add(1, Ordering::Relaxed);
             }
         });
         let told = scope.spawn(|| setup.succeed());
-        eventually("setup waits", Duration::from_secs(30), || waits_for_lock(&sql), |waits| *waits);
-        eventually("setup gives its place up", Duration::from_secs(30), || waits_for_lock(&sql), |waits| !*waits);
+        eventually("setup waits", LIMIT, || waits_for_lock(&sql), |waits| *waits);
+        // What comes after it in the queue goes on, while what is in the way of it is still there.
+        eventually("setup gives its place up", LIMIT, || waits_for_lock(&sql), |waits| !*waits);
+        let before = writes.load(Ordering::Relaxed);
+        eventually("the writer goes on", LIMIT, || writes.load(Ordering::Relaxed), |writes| *writes > before + 1);
         reader.run("commit");
         let told = told.join().unwrap();
         stop.store(true, Ordering::Relaxed);
@@ -48,7 +48,6 @@ fn add_xid_column_locks_a_table_in_use_briefly() {
             "{told}"
         );
     });
-    assert!(writes.load(Ordering::Relaxed) > 0 && slowest.load(Ordering::Relaxed) < 6_000, "{slowest:?} ms");
     assert_eq!((node(&sql), sql.text(INDEXES)), (before, "outbox_xid_idx:true".to_owned()));
     assert_eq!(sql.number("select count(*) from outbox where aggregatetype = 'old' and xid is not null"), 0);
     sql.run("begin; insert into outbox (aggregatetype) values ('now')");

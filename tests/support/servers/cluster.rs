@@ -1,22 +1,20 @@
 //! Three nodes, each broker and controller: replication factor 3, `min.insync.replicas` 2. Any single one may stop.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
-
-use super::kafka::{PARTITIONS, java};
-use super::{directory, free_port, missing};
+use super::kafka::{ABORTS_MS, LOG, PARTITIONS, copy_formatted, launch, metadata};
+use super::{free_port, logs_to};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
-use crate::support::topic;
 use crate::support::wait::{self, eventually};
 
 const START_DEADLINE: Duration = Duration::from_secs(120);
+
+/// How long one look at the brokers may take.
+const ANSWER: Duration = Duration::from_secs(2);
 
 const NODES: [i32; 3] = [1, 2, 3];
 
@@ -56,8 +54,9 @@ impl Cluster {
             Node { id: *id, directory, process: Mutex::new(None) }
         });
         let cluster = Cluster { nodes: nodes.collect(), brokers: addresses.join(",") };
+        cluster.nodes.iter().for_each(|node| logs_to(&cluster.brokers, &node.directory.join(LOG)));
         NODES.iter().for_each(|id| cluster.spawn(*id));
-        let seen = || metadata(&cluster.brokers, None).map_or(0, |metadata| metadata.brokers().len());
+        let seen = || metadata(&cluster.brokers, None, ANSWER).map_or(0, |metadata| metadata.brokers().len());
         let whole = wait::until(START_DEADLINE, || (seen() == NODES.len()).then_some(()));
         assert!(whole.is_some(), "the cluster did not start:\n{}", cluster.log_tails());
         cluster
@@ -69,7 +68,7 @@ impl Cluster {
 
     /// The leader of a partition of `topic`, if it has one at present.
     pub(crate) fn leader(&self, topic: &str, partition: i32) -> Option<i32> {
-        let metadata = metadata(&self.brokers, Some(topic))?;
+        let metadata = metadata(&self.brokers, Some(topic), ANSWER)?;
         let mut partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
         Some(partitions.find(|found| found.id() == partition)?.leader()).filter(|leader| *leader > 0)
     }
@@ -109,9 +108,7 @@ impl Cluster {
     pub(crate) fn spawn(&self, id: i32) {
         let node = self.node(id);
         // Three brokers on two cores: the time of the start matters more than the speed afterwards.
-        let mut command = java(&["-Xmx256m"]);
-        command.arg("kafka.Kafka").arg(node.directory.join("server.properties")).current_dir(&node.directory);
-        let process = Process::start("kafka", command, &node.directory.join("server.log"));
+        let process = launch("-Xmx256m", &node.directory);
         let before = node.process.lock().expect("process").replace(process);
         assert!(before.is_none(), "broker {id} already runs");
     }
@@ -121,7 +118,7 @@ impl Cluster {
     pub(crate) fn wait_in_sync(&self, topics: &[String]) {
         let look = || {
             let in_sync = |topic: &String| {
-                let metadata = metadata(&self.brokers, Some(topic))?;
+                let metadata = metadata(&self.brokers, Some(topic), ANSWER)?;
                 let partitions: Vec<_> = metadata.topics().iter().flat_map(|topic| topic.partitions()).collect();
                 let least = partitions.iter().map(|found| if found.leader() > 0 { found.isr().len() } else { 0 }).min();
                 least.filter(|least| *least == NODES.len())
@@ -146,9 +143,7 @@ impl Cluster {
 
 /// Makes a formatted log directory for node `id`: a copy of another one, with ids of its own.
 fn format_log(id: i32, directory: &std::path::Path) {
-    let formatted = directory_of_another();
-    let copied = Command::new("cp").arg("-r").arg(&formatted).arg(directory.join("log")).status().expect("cp");
-    assert!(copied.success(), "could not copy {}", formatted.display());
+    copy_formatted(1, &directory.join("log"));
     let path = directory.join("log/meta.properties");
     let text = std::fs::read_to_string(&path).expect("meta.properties");
     // Sixteen bytes as base64: the last letter encodes two bits only.
@@ -161,14 +156,6 @@ fn format_log(id: i32, directory: &std::path::Path) {
     std::fs::write(&path, text.lines().map(line).collect::<String>()).expect("meta.properties");
 }
 
-fn directory_of_another() -> PathBuf {
-    let formatted = directory().join("kafka/formatted-1");
-    if !formatted.exists() {
-        missing("Kafka");
-    }
-    formatted
-}
-
 fn configuration(id: i32, log: &std::path::Path, (port, controller): (u16, u16), voters: &str) -> String {
     format!(
         "process.roles=broker,controller\nnode.id={id}\ncontroller.quorum.voters={voters}\n\
@@ -179,18 +166,10 @@ fn configuration(id: i32, log: &std::path::Path, (port, controller): (u16, u16),
          num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\nnum.io.threads=2\n\
          default.replication.factor=3\nmin.insync.replicas=2\noffsets.topic.num.partitions=1\n\
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
+         transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\
          broker.session.timeout.ms={SESSION_MS}\nbroker.heartbeat.interval.ms={}\n\
          replica.lag.time.max.ms=10000\n",
         SESSION_MS / 4,
         log = log.display()
     )
-}
-
-fn metadata(brokers: &str, topic: Option<&str>) -> Option<rdkafka::metadata::Metadata> {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("log_level", "0").set("allow.auto.create.topics", "false");
-    let consumer: BaseConsumer = config.create().ok()?;
-    let metadata = consumer.fetch_metadata(topic, Duration::from_secs(2)).ok();
-    topic::close(consumer);
-    metadata
 }

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::metadata::Metadata;
 
-use super::{directory, free_port, missing};
+use super::{directory, free_port, logs_to, missing};
 use crate::support::guardian::run_directory;
-use crate::support::process::{Process, output_of};
+use crate::support::process::{Process, output_of, text_of};
 use crate::support::proxy::Proxy;
 use crate::support::topic;
 use crate::support::wait;
@@ -27,6 +28,9 @@ pub(crate) const SECOND: i32 = 2;
 
 /// The time until a killed broker is fenced. A new process on the same log has to wait for it.
 const SESSION_MS: u32 = 6000;
+
+/// The interval at which a broker aborts transactions past their time-out. The default is ten seconds.
+pub(super) const ABORTS_MS: u32 = 1_000;
 
 /// The number of proxies before the shared broker, and before one of a test's own. Each proxy takes threads.
 const SHARED_DOORS: usize = 32;
@@ -120,14 +124,9 @@ impl Kafka {
     #[track_caller]
     fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener], others: &str, doors: usize) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let formatted = directory().join(format!("kafka/formatted-{node}"));
-        if !formatted.exists() {
-            missing("Kafka");
-        }
         let base = run_directory().join(format!("kafka-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&base).expect("directory of a Kafka");
-        let copied = Command::new("cp").arg("-r").arg(&formatted).arg(base.join("log")).status().expect("cp");
-        assert!(copied.success(), "could not copy {}", formatted.display());
+        copy_formatted(node, &base.join("log"));
 
         let port = free_port();
         let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
@@ -144,10 +143,21 @@ impl Kafka {
             secured,
             process: Mutex::new(None),
         };
+        logs_to(&kafka.brokers, &kafka.log_path());
         kafka.start();
         kafka
     }
 
+    fn log_path(&self) -> PathBuf {
+        self.directory.join(LOG)
+    }
+
+    /// The text of the broker's log.
+    pub(crate) fn log(&self) -> String {
+        text_of(&self.log_path())
+    }
+
+    /// `bootstrap.servers`.
     pub(crate) fn brokers(&self) -> &str {
         &self.brokers
     }
@@ -213,14 +223,14 @@ impl Kafka {
     pub(crate) fn start(&self) {
         let mut slot = self.process.lock().expect("process");
         assert!(slot.is_none(), "it already runs");
-        let mut command = java(&["-Xmx384m"]);
-        command.arg("kafka.Kafka").arg(self.directory.join("server.properties")).current_dir(&self.directory);
-        let mut process = Process::start("kafka", command, &self.directory.join("server.log"));
+        let mut process = launch("-Xmx384m", &self.directory);
         let answered = wait::until(START_DEADLINE, || {
             if process.exited().is_some() {
                 return Some(false);
             }
-            answers(&self.brokers, self.node).then_some(true)
+            // Whether the node is in its own metadata.
+            let metadata = metadata(&self.brokers, None, Duration::from_millis(500));
+            metadata.is_some_and(|known| known.brokers().iter().any(|one| one.id() == self.node)).then_some(true)
         });
         assert!(answered == Some(true), "Kafka did not start:\n{}", process.log_tail(30));
         *slot = Some(process);
@@ -250,7 +260,7 @@ impl Kafka {
 
 /// `java` with Kafka's classes; the caller adds the class to run. The quick compiler and the class archive of
 /// `scripts/prerequisites` cut the CPU time of a start to a quarter. Without the archive, Java silently reads the jars.
-pub(super) fn java(options: &[&str]) -> Command {
+fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
     command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"]);
@@ -260,6 +270,38 @@ pub(super) fn java(options: &[&str]) -> Command {
     command
 }
 
+/// The log of a broker, in its directory.
+pub(super) const LOG: &str = "server.log";
+
+/// Starts a broker with this Java option and the `server.properties` of its directory. Does not wait.
+pub(super) fn launch(option: &str, directory: &Path) -> Process {
+    let mut command = java(&[option]);
+    command.arg("kafka.Kafka").arg(directory.join("server.properties")).current_dir(directory);
+    Process::start("kafka", command, &directory.join(LOG))
+}
+
+/// Copies the formatted log directory of a node.
+#[track_caller]
+pub(super) fn copy_formatted(node: i32, to: &Path) {
+    let formatted = directory().join(format!("kafka/formatted-{node}"));
+    if !formatted.exists() {
+        missing("Kafka");
+    }
+    let copied = Command::new("cp").arg("-r").arg(&formatted).arg(to).status().expect("cp");
+    assert!(copied.success(), "could not copy {}", formatted.display());
+}
+
+/// The metadata of the brokers, with that of a topic if one is given; none without an answer in time.
+pub(super) fn metadata(brokers: &str, of: Option<&str>, patience: Duration) -> Option<Metadata> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("log_level", "0").set("allow.auto.create.topics", "false");
+    let consumer: BaseConsumer = config.create().ok()?;
+    let metadata = consumer.fetch_metadata(of, patience).ok();
+    topic::close(consumer);
+    metadata
+}
+
+/// A configuration with listeners added to those it has.
 fn with_listeners(configuration: &str, listeners: &[Listener], ports: &[(&str, u16)]) -> String {
     let mut text = String::new();
     for line in configuration.lines() {
@@ -301,21 +343,10 @@ fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms:
          default.replication.factor=1\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n\
          transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
          transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
+         transaction.abort.timed.out.transaction.cleanup.interval.ms={ABORTS_MS}\n\
          broker.session.timeout.ms={session_ms}\n",
         log = base.join("log").display()
     )
-}
-
-/// Whether the node is in its own metadata.
-fn answers(brokers: &str, node: i32) -> bool {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("log_level", "0");
-    let consumer: Result<BaseConsumer, _> = config.create();
-    consumer.is_ok_and(|consumer| {
-        let metadata = consumer.fetch_metadata(None, Duration::from_millis(500));
-        topic::close(consumer);
-        metadata.is_ok_and(|metadata| metadata.brokers().iter().any(|broker| broker.id() == node))
-    })
 }
 
 #[cfg(test)]
@@ -360,18 +391,20 @@ mod tests {
     fn a_client_behind_the_proxy_does_not_go_around_it() {
         let kafka = Kafka::shared();
         let (proxy, brokers) = kafka.behind_proxy();
-        topic::create(kafka.brokers(), "lab-proxied", 2, &[]);
+        // A name of its own for each run, on brokers that outlive a run.
+        let topic = &*format!("lab-proxied.{:x}", fastrand::u32(..));
+        topic::create(kafka.brokers(), topic, 2, &[]);
         let (producer, acks) = producer(&brokers);
-        send(&producer, "lab-proxied");
+        send(&producer, topic);
         eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
         proxy.blackhole(crate::support::proxy::Way::Down);
-        send(&producer, "lab-proxied");
+        send(&producer, topic);
         // The record arrives, and the ack does not.
-        eventually("two records", START_DEADLINE, || topic::count(kafka.brokers(), "lab-proxied"), |n| *n == 2);
+        eventually("two records", START_DEADLINE, || topic::count(kafka.brokers(), topic), |n| *n == 2);
         assert_eq!(acked(&producer, &acks), 1);
         proxy.cut();
         proxy.resume();
         eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 2);
-        assert_eq!(topic::count(kafka.brokers(), "lab-proxied"), 2);
+        assert_eq!(topic::count(kafka.brokers(), topic), 2);
     }
 }

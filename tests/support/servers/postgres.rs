@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use walrelay::demo::PrivatePostgres;
 use walrelay::demo::postgres::{OsUser, Settings};
 
-use super::{directory, missing};
+use super::{directory, logs_to, missing};
 use crate::support::certificates::Identity;
 use crate::support::guardian::run_directory;
 use crate::support::sql::Sql;
@@ -167,6 +167,7 @@ impl Postgres {
     fn started(mut server: PrivatePostgres) -> Postgres {
         server.launch().expect("Postgres starts");
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", server.port());
+        logs_to(&format!("127.0.0.1:{}", server.port()), &server.data_dir().with_file_name("postgres.log"));
         Postgres { url, data: server.data_dir(), server: Some(Mutex::new(server)) }
     }
 
@@ -320,17 +321,4 @@ fn the_database_in_a_url_can_be_replaced() {
     ] {
         assert_eq!(with_database(url, "x"), expected);
     }
-}
-
-#[test]
-fn a_postgres_comes_back_with_its_data_after_a_kill_and_after_a_fast_shutdown() {
-    let server = Postgres::private(15, &[]);
-    server.sql().run("create table kept (n int); insert into kept values (7)");
-    server.kill_hard();
-    assert!(Sql::try_connect(&server.url("postgres")).is_err());
-    server.start();
-    assert_eq!(server.sql().number("select n from kept"), 7);
-    server.stop_fast(Duration::from_secs(20));
-    server.start();
-    assert_eq!(server.sql().text("select current_setting('wal_level')"), "logical");
 }
