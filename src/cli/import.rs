@@ -28,8 +28,8 @@ pub(crate) struct ImportArgs {
     /// Server's application.properties; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The connector's database, to be looked at: each table that the connector captures becomes an [[outbox]], and types of
-    /// columns are known. Not written into the file
+    /// Read the tables and the types of their columns from the connector's database: each captured table becomes an outbox.
+    /// The URL is not written into the file
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     #[command(flatten)]
