@@ -268,7 +268,7 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     let envelope: Vec<&Placed> = placed.iter().filter(|one| one.place == Place::Envelope).collect();
     let tombstone = given.is_true(TOMBSTONE);
     let expand = given.is_true(EXPAND).then(|| match given.get("router.table.json.payload.null.behavior") {
-        Some("optional_bytes") => "expand('nulls')",
+        Some(behavior) if behavior.trim().eq_ignore_ascii_case("optional_bytes") => "expand('nulls')",
         _ => "expand",
     });
     // A structure is nothing that a converter for bytes writes itself.
@@ -363,9 +363,10 @@ fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
 }
 
 fn expanded(carrying: &mut Carrying<'_>) {
-    let why = "carried. What Debezium fails on (an array of several at the top, a number of more than 64 bits) is sent, \
-               and what it loses in objects nested in arrays is kept";
-    carrying.left(EXPAND, NoEffect, why, "");
+    let why = "carried. If objects of an array have different members, Debezium orders the members by hash codes, which \
+               may change at each start of the worker; walrelay orders the members by first occurrence. What Debezium \
+               fails on is sent, and what it loses in objects nested in arrays is kept";
+    carrying.left(EXPAND, MayDiffer, why, "do not let consumers depend on the order of members");
 }
 
 /// The template of the topic for the values of `column`, of `route.topic.regex` and `route.topic.replacement`, which are
