@@ -138,10 +138,11 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
 fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     let world = World::new();
     let (proxy, brokers) = Kafka::shared().behind_proxy();
-    let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "6s");
-    // The loop stands still in a backlog while the signal comes and the stream is cut.
+    let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "12s");
+    // The loop stands still in a backlog while the signal comes and the stream is cut. The second status update, after
+    // 8 s, fails: before the deadline.
     let (command, held) = command.held_at("received", 3_000);
-    let mut relay = command.start();
+    let mut relay = command.variable("WALRELAY_SLOT_WAL_SENDER_TIMEOUT", "12s").start();
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
