@@ -11,7 +11,7 @@ use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
 use crate::config::layers::Flags;
-use crate::config::name::quoted;
+use crate::config::name::{publish_whole, quoted};
 use crate::error::{Error, Kind, Result};
 use crate::import::{Connector, Found, Import, Left};
 use crate::postgres::catalog::Table;
@@ -102,7 +102,12 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
         if let Some(filter) = column::<Option<String>>(&row, "row_filter")? {
             let cause =
                 format!("publication {publication} filters rows of {name}: {filter}; the others would be skipped");
-            let remedy = format!("alter publication {} set table {name}", quoted(publication));
+            return Err(Error::new(Kind::Publication, cause).remedy(publish_whole(&quoted(publication), &name)));
+        }
+        if let Some(whole) = &table.partition_of {
+            let cause =
+                format!("publication {publication} publishes {name}, a partition of {whole}, under its own name");
+            let remedy = format!("alter publication {} set (publish_via_partition_root = true)", quoted(publication));
             return Err(Error::new(Kind::Publication, cause).remedy(remedy));
         }
         found.push(Found { name, table });

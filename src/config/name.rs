@@ -172,6 +172,14 @@ pub(crate) fn quoted(name: &str) -> String {
     if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
 }
 
+/// The SQL that has a publication, quoted where necessary, publish all of a table. Its other tables stay: `set table` would remove
+/// them.
+pub(crate) fn publish_whole(publication: &str, table: impl fmt::Display) -> String {
+    format!(
+        "begin; alter publication {publication} drop table {table}; alter publication {publication} add table {table}; commit"
+    )
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// A name; an unquoted one is folded as SQL does.

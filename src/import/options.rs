@@ -181,7 +181,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "errors.tolerance event.processing.failure.handling.mode",
         "none fail",
         MayDiffer,
-        "nothing is skipped: an event that cannot be delivered stops the relay",
+        "by default an event that cannot be delivered stops the relay",
         "see docs/operating.md for how to pass one over",
     ),
     unneeded(
@@ -192,7 +192,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "exactly.once.support",
         "requested",
         MayDiffer,
-        "walrelay writes outside of Kafka's transactions; a crash may bring copies",
+        "walrelay writes outside of Kafka's transactions unless delivery.guarantee is exactly-once; a crash may cause duplicates",
         "consumers drop copies by the header id",
     ),
     unneeded("transaction.boundary*", "walrelay writes outside of Kafka's transactions"),
@@ -293,7 +293,7 @@ pub(super) const PRODUCER: &[Row] = &[
     left(
         "transactional.id",
         MayDiffer,
-        "walrelay writes outside of Kafka's transactions",
+        "walrelay writes outside of Kafka's transactions unless delivery.guarantee is exactly-once",
         "consumers that read committed records only read its records, too",
     ),
     left("interceptor.classes", MayDiffer, "code of Java is not run", "find out what it does to records"),

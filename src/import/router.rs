@@ -3,7 +3,7 @@
 use regex::Regex;
 
 use super::Carrying;
-use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
+use super::Effect::{Differs, MayDiffer, ToDo};
 use super::given::{Form, Given, of_java};
 use crate::postgres::catalog::{self, Column};
 use crate::template::Template;

@@ -551,7 +551,11 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
             "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
              transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n{more}"
         );
-        let import = Connector::read("c.properties", &text).unwrap().import(tables);
+        let import = |list: &str| Connector::read("c.properties", &format!("{text}\n{list}")).unwrap().import(tables);
+        let pattern =
+            import("table.include.list=.*o").left.into_iter().find(|left| left.option == "table.include.list");
+        assert!(pattern.unwrap().why.contains("created later"));
+        let import = import("table.include.list=a.o, b.o");
         let config = config(&import);
         let seen = import.left.iter().filter(|left| left.effect.is_seen()).map(|left| left.option.clone());
         let outbox = config.outboxes.last().unwrap();
@@ -606,7 +610,7 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
         });
         with(TEXT, &[table]).3
     };
-    assert_eq!(with_default(Some("'{}'::jsonb")), "table.include.list (not set)");
+    assert_eq!(with_default(Some("'{}'::jsonb")), "table.include.list");
     assert_eq!(with_default(Some("NULL::jsonb")), "");
     assert_eq!(with_default(None), "");
 }

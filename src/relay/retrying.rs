@@ -517,6 +517,9 @@ impl RetryRun<'_> {
                 (_, _, Some(last)) if head.key.is_some() => (head.id, alone, is_row) = (last.id + 1, false, false),
                 _ => return Ok(()),
             }
+            if self.shared.ends.load(Ordering::Relaxed) {
+                return Ok(());
+            }
         }
     }
 

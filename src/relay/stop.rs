@@ -78,7 +78,7 @@ impl StopSignal {
 const STATUS: &str = "/proc/self/status";
 const HANGUP: &str = "SIGHUP";
 
-/// Turns SIGTERM, SIGINT and SIGHUP into stops: the first drains, the second leaves at once.
+/// Turns SIGTERM, SIGINT and SIGHUP into stops: the first signal drains, a second SIGTERM or SIGINT leaves at once.
 ///
 /// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's handler would end that. Where the
 /// system does not tell, SIGHUP does what it did without us.
@@ -93,29 +93,32 @@ pub fn on_signals() -> Result<StopSignal> {
     let is_ignored = std::fs::read_to_string(STATUS).map_or(true, |status| ignores_hangup(&status));
     let mut hangup = if is_ignored { None } else { Some(listen(SignalKind::hangup())?) };
     tokio::spawn(async move {
+        let mut asked = Stop::No;
         loop {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
                 () = heard(&mut hangup) => HANGUP,
             };
-            let before = stopper.asked();
-            stopper.ask(answer(before, name));
-            match (before, stopper.asked()) {
-                (Stop::No, _) => {
-                    tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once");
-                }
-                (_, Stop::Now) => tracing::warn!(signal = name, "leaving at once"),
-                (_, Stop::No | Stop::Drain) => {}
+            let (before, stop) = (stopper.asked(), answer(asked, name));
+            if name != HANGUP {
+                asked = Stop::Drain;
+            }
+            stopper.ask(stop);
+            if stop == Stop::Now {
+                tracing::warn!(signal = name, "leaving at once");
+            } else if before == Stop::No {
+                tracing::info!(signal = name, "stopping: waiting for acks; a second SIGTERM or SIGINT leaves at once");
             }
         }
     });
     Ok(stop_signal)
 }
 
-/// What a signal asks for. A terminal that is closed sends SIGHUP more than once: the shell does, and then the kernel.
-fn answer(before: Stop, signal: &str) -> Stop {
-    if before == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
+/// What a signal asks for, after what SIGTERM and SIGINT `asked` for before. A terminal that is closed sends SIGHUP more than once:
+/// the shell does, and then the kernel.
+fn answer(asked: Stop, signal: &str) -> Stop {
+    if asked == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
 }
 
 /// Waits for the signal; where it is not listened to, for ever.
@@ -160,7 +163,7 @@ mod tests {
             (Stop::Drain, "SIGTERM", Stop::Now),
             (Stop::Drain, "SIGINT", Stop::Now),
         ] {
-            assert_eq!(answer(before, signal), asked, "{signal} after {before:?}");
+            assert_eq!(answer(before, signal), asked, "{signal} after {before:?} by SIGTERM or SIGINT");
         }
         for (mask, is_ignored) in [("0000000000000001", true), ("0000000000001000", false), ("nonsense", true)] {
             let status = format!("Name:\twalrelay\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t1\n");

@@ -10,6 +10,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::TableName;
+use crate::config::name::publish_whole;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{Param, QueryError, one_json};
 use crate::postgres::quote::quoted;
@@ -292,7 +293,7 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
     let fault = |cause: String, remedy: &str| Err(changed(now, cause).remedy(format!("{remedy}. {}", missing(table))));
-    let set_table = format!("alter publication {sql_publication} set table {table}");
+    let set_table = publish_whole(&sql_publication, table);
     let filter = |of: &'_ Fingerprint| of.own(|member| member.row_filter.as_ref()).cloned();
     if let Some(filter) = filter(now).filter(|now| Some(now) != filter(before).as_ref()) {
         return fault(format!("publication {publication} filters rows of {table}: {filter}"), &set_table);

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
+use crate::config::name::publish_whole;
 use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
@@ -551,7 +552,7 @@ impl Published<'_> {
         let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
         unpublished(
             format!("publication {name} filters rows of {table_name}: {filter}; the others would be skipped"),
-            format!("alter publication {sql_name} set table {table_name}"),
+            publish_whole(sql_name, table_name),
         )
     }
 
@@ -575,7 +576,7 @@ impl Published<'_> {
                         format!(
                             "publication {name} publishes only ({listed}) of {table_name}, without the column {wanted}"
                         ),
-                        format!("alter publication {sql_name} set table {table_name}"),
+                        publish_whole(sql_name, table_name),
                     );
                 }
                 None if !is_streamed => {

@@ -435,6 +435,9 @@ fn unreceivable(slot: &SlotName, error: FrameError, lsn: Option<Lsn>, open_trans
     // A change is given up with its transaction. A logical message outside of transactions is decoded by its own LSN.
     let give_up = lsn.and(open_transaction.or(known)).map(|lsn| slot.give_up(lsn));
     let remedy = match give_up {
+        Some(give_up) if open_transaction.is_none() => {
+            format!("raise slot.max_message_bytes; or deliver that message by hand, {give_up}")
+        }
         Some(give_up) => format!(
             "raise slot.max_message_bytes; or deliver that row by hand, {give_up}; that gives the whole transaction up. A \
              CHECK on the payload's octet_length keeps such rows out"

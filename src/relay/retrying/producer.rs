@@ -16,7 +16,7 @@ use crate::sink::{AnySink, Delivery, EnqueueError, Sink as _};
 use crate::state::ServerIdentity;
 use crate::upkeep::parked::ParkedRow;
 
-/// How long acks are waited for: a topic that does not exist is known to be missing after a tenth of it.
+/// How long acks are waited for: a topic that does not exist is known to be missing after a twelfth of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// See the module's documentation.

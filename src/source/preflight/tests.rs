@@ -233,12 +233,12 @@ fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
             (
                 |facts| facts.catalogs[0].members[0].row_filter = Some("(id > 1)".to_owned()),
                 "filters rows of public.outbox: (id > 1)",
-                "alter publication \"walrelay_orders\" set table public.outbox",
+                "add table public.outbox; commit",
             ),
             (
                 |facts| facts.catalogs[0].members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]),
                 "publishes only (id, type) of public.outbox, without the column aggregatetype",
-                "alter publication \"walrelay_orders\" set table public.outbox",
+                "add table public.outbox; commit",
             ),
         ],
     );

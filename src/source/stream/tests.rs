@@ -216,7 +216,7 @@ async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
     let error = error_after(&whole[..30]).await;
     assert_eq!(error.kind(), Kind::Event);
     assert!(error.cause().contains("1/AB"), "{error}");
-    for (open_transaction, lsn) in [(None, "1/AB"), (Some(Lsn::new(0x1_0000_00CD)), "1/CD")] {
+    for (open_transaction, what, lsn) in [(None, "message", "1/AB"), (Some(Lsn::new(0x1_0000_00CD)), "row", "1/CD")] {
         let (mut stream, mut server) = started().await;
         server.send_raw(&whole[..30]).await;
         let error = loop {
@@ -226,8 +226,8 @@ async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
             }
         };
         let advance = format!(
-            "deliver that row by hand, stop the relay, select pg_replication_slot_advance('orders', '{lsn}'::pg_lsn + 1), \
-             and start once with --adopt-slot;"
+            "deliver that {what} by hand, stop the relay, select pg_replication_slot_advance('orders', '{lsn}'::pg_lsn + 1), \
+             and start once with --adopt-slot"
         );
         assert!(error.what_to_do().unwrap().contains(&advance), "{error:?}");
     }
