@@ -4,6 +4,8 @@
 //! rows keep NULL. It locks the table for an instant, and waits for the lock for two seconds. The index is built
 //! concurrently.
 
+use std::collections::BTreeSet;
+
 use crate::cli::setup::plan::{Found, Object, Plan, Step};
 use crate::cli::sql::{Session, column};
 use crate::config::{OutboxConfig, TableName};
@@ -13,6 +15,7 @@ use crate::postgres::quote::{quote_ident, quote_table};
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
+const MAY_CREATE: &str = "select pg_catalog.has_schema_privilege($1::text, 'create') as may_create";
 /// The column's name, and the name if that is taken.
 const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
 /// Postgres cuts longer identifiers.
@@ -37,6 +40,17 @@ pub(crate) async fn extend(plan: &mut Plan, session: &Session, outboxes: &[Outbo
         let wanted = wanted(name, table)?;
         let targets = targets(session, name, table, &wanted).await?;
         steps(plan, name, table, &wanted, &targets)?;
+        let schemas: BTreeSet<_> =
+            targets.iter().filter(|target| !target.indexed).map(|target| &target.schema).collect();
+        for schema in schemas {
+            let row = session.row("asking for the privilege to create an index", MAY_CREATE, &[schema]).await?;
+            let may_create = row.as_ref().map_or(Ok(false), |row| column(row, "may_create"))?;
+            if !may_create {
+                let cause = format!("role {} may not create an index in schema {schema}", table.role);
+                let grant = format!("grant create on schema {} to {}", quote_ident(schema)?, quote_ident(&table.role)?);
+                plan.obstacles.push(Error::new(Kind::PostgresRefused, cause).remedy(grant));
+            }
+        }
     }
     Ok(())
 }

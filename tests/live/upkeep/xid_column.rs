@@ -105,6 +105,25 @@ fn add_xid_column_dry_run_is_an_equivalent_script_and_completes_a_partial_run() 
 }
 
 #[test]
+fn add_xid_column_changes_nothing_without_the_right_to_create_its_index() {
+    let world = database(TABLE);
+    let (sql, role) = (world.sql(), format!("{}_owner", world.name));
+    sql.run(&format!("create role {role} login replication; alter table outbox owner to {role}"));
+    sql.run(&format!("revoke create on schema public from public; grant create on database {} to {role}", world.name));
+    let url = crate::support::servers::Postgres::shared().url_as(&role, &world.name);
+    let setup = world.command("setup").option("--database-url", &url).flag("--add-xid-column");
+    let output = setup.output();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(11), "{words}");
+    assert!(words.contains("may not create an index in schema public") && words.contains("grant create on"), "{words}");
+    let columns = "select count(*) from pg_attribute where attrelid = 'outbox'::regclass and attname = 'xid'";
+    assert_eq!(sql.number(columns), 0);
+    sql.run(&format!("grant create on schema public to {role}"));
+    setup.succeed();
+    assert_eq!((sql.number(columns), sql.text(INDEXES)), (1, "outbox_xid_idx:true".to_owned()));
+}
+
+#[test]
 fn add_xid_column_creates_an_index_per_partition() {
     let world = database(
         "create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload jsonb) partition by range (id);
