@@ -493,14 +493,14 @@ pub(crate) struct Capacity {
     /// Whether the role may create publications and schemas in the database.
     may_create: bool,
     /// Whether the role may create tables in the schema; none if the schema does not exist.
-    may_create_in_schema: Option<bool>,
+    pub may_create_in_schema: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutboxTable {
     pub table: Option<Table>,
     /// Whether the role may create tables in its schema; none if the schema does not exist.
-    may_create_in_schema: Option<bool>,
+    pub may_create_in_schema: Option<bool>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -540,7 +540,8 @@ impl Found {
 }
 
 impl Capacity {
-    async fn read(client: &Client, schema: &str) -> Result<Capacity> {
+    /// What is left, and whether the role may create in `schema`.
+    pub(crate) async fn read(client: &Client, schema: &str) -> Result<Capacity> {
         Ok(one_json(client, "reading the capacity of the server", CAPACITY, &[(&schema, Type::TEXT)]).await?)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::cli::setup::plan::{Found, Object, Plan, Step};
+use crate::cli::setup::plan::{Capacity, Found, Object, Plan, Step};
 use crate::cli::sql::{Session, column};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
@@ -15,7 +15,6 @@ use crate::postgres::quote::{quote_ident, quote_table};
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
-const MAY_CREATE: &str = "select pg_catalog.has_schema_privilege($1::text, 'create') as may_create";
 /// The column's name, and the name if that is taken.
 const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
 /// Postgres cuts longer identifiers.
@@ -43,9 +42,12 @@ pub(crate) async fn extend(plan: &mut Plan, session: &Session, outboxes: &[Outbo
         let schemas: BTreeSet<_> =
             targets.iter().filter(|target| !target.indexed).map(|target| &target.schema).collect();
         for schema in schemas {
-            let row = session.row("asking for the privilege to create an index", MAY_CREATE, &[schema]).await?;
-            let may_create = row.as_ref().map_or(Ok(false), |row| column(row, "may_create"))?;
-            if !may_create {
+            let may_create = match schema == name.schema() {
+                true => target.may_create_in_schema,
+                // A partition may be in another schema than its table.
+                false => Capacity::read(session.client(), schema).await?.may_create_in_schema,
+            };
+            if may_create != Some(true) {
                 let cause = format!("role {} may not create an index in schema {schema}", table.role);
                 let grant = format!("grant create on schema {} to {}", quote_ident(schema)?, quote_ident(&table.role)?);
                 plan.obstacles.push(Error::new(Kind::PostgresRefused, cause).remedy(grant));
