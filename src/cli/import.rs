@@ -11,7 +11,7 @@ use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
 use crate::config::layers::Flags;
-use crate::config::name::{publish_whole, quoted};
+use crate::config::name::quoted;
 use crate::error::{Error, Kind, Result};
 use crate::import::{Connector, Found, Import, Left};
 use crate::postgres::catalog::Table;
@@ -100,9 +100,7 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
         let table = Table::read(session.client(), &name).await?.filter(|table| connector.fits(table));
         let Some(table) = table else { continue };
         if let Some(filter) = column::<Option<String>>(&row, "row_filter")? {
-            let cause =
-                format!("publication {publication} filters rows of {name}: {filter}; the others would be skipped");
-            return Err(Error::new(Kind::Publication, cause).remedy(publish_whole(&quoted(publication), &name)));
+            return Err(preflight::filters_rows(publication, &quoted(publication), &name, &filter));
         }
         if let Some(whole) = &table.partition_of {
             let cause =

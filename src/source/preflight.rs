@@ -438,6 +438,12 @@ fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Sl
     Error::new(Kind::Publication, cause).remedy(remedy)
 }
 
+/// A publication, with its name as SQL writes it, leaves out rows of a table.
+pub(crate) fn filters_rows(publication: &str, sql_name: &str, table: &TableName, filter: &str) -> Error {
+    let cause = format!("publication {publication} filters rows of {table}: {filter}; the others would be skipped");
+    Error::new(Kind::Publication, cause).remedy(publish_whole(sql_name, table))
+}
+
 fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
     Err(Error::new(Kind::Publication, cause).remedy(remedy))
 }
@@ -550,10 +556,7 @@ impl Published<'_> {
     fn has_rows(&self) -> Result<()> {
         let Published { name, sql_name, table_name, .. } = self;
         let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
-        unpublished(
-            format!("publication {name} filters rows of {table_name}: {filter}; the others would be skipped"),
-            publish_whole(sql_name, table_name),
-        )
+        Err(filters_rows(name, sql_name, table_name, filter))
     }
 
     fn has_columns(&self, outbox: &OutboxConfig) -> Result<()> {
