@@ -24,9 +24,9 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
     connection(carrying);
     names(carrying);
     let tables: Vec<String> = carrying.tables.iter().map(|found| found.name.to_string()).collect();
-    let is_list =
-        |tables: &str| tables.replace("\\.", ".").split(',').all(|name| name.trim().parse::<TableName>().is_ok());
-    if !tables.is_empty() && !carrying.given.get(TABLES).is_some_and(is_list) {
+    let named = patterns(carrying.given.get(TABLES).unwrap_or_default());
+    let are_names = !named.is_empty() && named.iter().all(|pattern| table_of(pattern).is_some());
+    if !tables.is_empty() && !are_names {
         let why = "the file has the tables that exist now. Debezium also captures those that are created later";
         carrying.left(TABLES, MayDiffer, why, "add an [[outbox]] before rows of another table are written");
     }
