@@ -120,8 +120,7 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
         std::thread::sleep(KNOWN_RETRY);
         seen = look(reader, topic)?;
     }
-    let setting = |broker| admin.setting(topic, "cleanup.policy", broker);
-    verify(topic, &seen, || asked(&seen.brokers, is_new.then_some(deadline), setting))
+    verify(admin, topic, &seen, is_new.then_some(deadline))
 }
 
 /// What one of the brokers answers, each asked in its turn up to `until`: a broker may know nothing of a topic that another
@@ -174,7 +173,8 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
     Ok(())
 }
 
-fn verify(topic: &str, seen: &Layout, policy: impl FnOnce() -> Result<String, String>) -> Result<()> {
+/// Says whether the topic is fit. Brokers may not know its settings before `until`.
+fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>) -> Result<()> {
     let partitions = seen.partitions.len();
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
@@ -189,7 +189,7 @@ fn verify(topic: &str, seen: &Layout, policy: impl FnOnce() -> Result<String, St
             "the state topic has few replicas"
         );
     }
-    match policy() {
+    match asked(&seen.brokers, until, |broker| admin.setting(topic, "cleanup.policy", broker)) {
         Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
         Ok(policy) => {
             let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
