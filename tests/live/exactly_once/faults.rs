@@ -51,9 +51,12 @@ fn broker_restarts_under_exactly_once_lose_and_duplicate_nothing() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
-/// Lets the broker hear of nothing for longer than a transaction may be open. Gives whether it gave one up, which hears of
-/// it later: there is none to give up where all that was heard of are at their ends.
-fn is_given_up(kafka: &Kafka, proxy: &Proxy) -> bool {
+/// Lets the broker hear of nothing for longer than a transaction may be open, once the relay commits transactions. Gives
+/// whether the broker gave one up: it has none to give up where the relay was between two of them.
+fn is_given_up(relay: &Relay, kafka: &Kafka, proxy: &Proxy) -> bool {
+    let committed = || relay.metric("walrelay_committed_transactions_total").unwrap_or_default();
+    let before = committed();
+    eventually("transactions go on", ARRIVAL, committed, |count| *count > before);
     let given_up = || kafka.log().lines().filter(|line| line.contains("due to timeout")).count();
     let before = given_up();
     proxy.blackhole(Way::Up);
@@ -78,7 +81,8 @@ fn commits_lost_on_the_network_are_resolved_before_the_next_send() {
         std::thread::sleep(Duration::from_millis(chance.u64(0..100)));
         match round % 5 {
             4 => {
-                eventually("one is given up", 2 * ARRIVAL, || is_given_up(&kafka, &proxy), |given_up| *given_up);
+                let given_up = || is_given_up(&relay, &kafka, &proxy);
+                eventually("one is given up", 2 * ARRIVAL, given_up, |given_up| *given_up);
             }
             // The broker may have committed, and nobody hears of it.
             1 | 3 => {
