@@ -14,52 +14,76 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-/// Keys that have an effect, and the variables of libpq that stand in for them.
-const USED: [(&str, &str); 21] = [
-    ("host", "PGHOST"),
-    ("hostaddr", "PGHOSTADDR"),
-    ("port", "PGPORT"),
-    ("user", "PGUSER"),
-    ("password", "PGPASSWORD"),
-    ("dbname", "PGDATABASE"),
-    ("passfile", "PGPASSFILE"),
-    ("options", "PGOPTIONS"),
-    ("connect_timeout", "PGCONNECT_TIMEOUT"),
-    ("sslmode", "PGSSLMODE"),
-    ("sslrootcert", "PGSSLROOTCERT"),
-    ("sslcert", "PGSSLCERT"),
-    ("sslkey", "PGSSLKEY"),
-    ("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
-    ("channel_binding", "PGCHANNELBINDING"),
-    ("target_session_attrs", "PGTARGETSESSIONATTRS"),
-    ("keepalives", ""),
-    ("keepalives_idle", ""),
-    ("keepalives_interval", ""),
-    ("keepalives_count", ""),
-    ("tcp_user_timeout", ""),
-];
-
-/// Keys that may be there and change nothing that matters here. Sessions are named after their purpose.
-const IGNORED: &str = "application_name fallback_application_name client_encoding gssencmode gssdelegation gsslib krbsrvname \
-    load_balance_hosts max_protocol_version min_protocol_version ssl_max_protocol_version sslcertmode sslcompression \
-    sslkeylogfile sslsni";
-
-/// What to do about a key that cannot be left out without a loss of protection.
-fn refused(key: &str) -> Option<&'static str> {
-    Some(match key {
-        "service" | "servicefile" => "service files are not read; write the connection out",
-        "replication" => "walrelay opens its replication session itself; leave it out",
-        "require_auth" => "it is not supported; channel_binding=require comes nearest",
-        "requirepeer" => "it is not supported; protect the socket's directory instead",
-        "sslcrl" | "sslcrldir" => "revocation lists are not supported",
-        "sslpassword" => "encrypted keys are not supported; protect the key's file instead",
-        "sslnegotiation" => "TLS is always negotiated the traditional way; leave it out",
-        "requiressl" => "it is obsolete; use sslmode",
-        "oauth_issuer" | "oauth_client_id" | "oauth_client_secret" | "oauth_scope" => "OAuth is not supported",
-        "scram_client_key" | "scram_server_key" => "give the password itself",
-        _ => return None,
-    })
+/// What walrelay does with a keyword of a connection, and with its variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Reads,
+    /// Nothing that matters here depends on it. Sessions are named after their purpose.
+    Ignores,
+    /// It cannot be left out without a loss of protection; what to do instead.
+    Refuses(&'static str),
 }
+
+const NO_SERVICES: Use = Use::Refuses("service files are not read; write the connection out");
+const NO_CRLS: Use = Use::Refuses("revocation lists are not supported");
+const NO_OAUTH: Use = Use::Refuses("OAuth is not supported");
+const NO_KEYS: Use = Use::Refuses("give the password itself");
+
+/// Every keyword of libpq, and the variable that stands in for it, if there is one.
+const KEYWORDS: [(&str, &str, Use); 52] = [
+    ("host", "PGHOST", Use::Reads),
+    ("hostaddr", "PGHOSTADDR", Use::Reads),
+    ("port", "PGPORT", Use::Reads),
+    ("user", "PGUSER", Use::Reads),
+    ("password", "PGPASSWORD", Use::Reads),
+    ("dbname", "PGDATABASE", Use::Reads),
+    ("passfile", "PGPASSFILE", Use::Reads),
+    ("options", "PGOPTIONS", Use::Reads),
+    ("connect_timeout", "PGCONNECT_TIMEOUT", Use::Reads),
+    ("sslmode", "PGSSLMODE", Use::Reads),
+    ("sslrootcert", "PGSSLROOTCERT", Use::Reads),
+    ("sslcert", "PGSSLCERT", Use::Reads),
+    ("sslkey", "PGSSLKEY", Use::Reads),
+    ("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Use::Reads),
+    ("channel_binding", "PGCHANNELBINDING", Use::Reads),
+    ("target_session_attrs", "PGTARGETSESSIONATTRS", Use::Reads),
+    ("keepalives", "", Use::Reads),
+    ("keepalives_idle", "", Use::Reads),
+    ("keepalives_interval", "", Use::Reads),
+    ("keepalives_count", "", Use::Reads),
+    ("tcp_user_timeout", "", Use::Reads),
+    ("application_name", "PGAPPNAME", Use::Ignores),
+    ("fallback_application_name", "", Use::Ignores),
+    ("client_encoding", "PGCLIENTENCODING", Use::Ignores),
+    ("gssencmode", "PGGSSENCMODE", Use::Ignores),
+    ("gssdelegation", "PGGSSDELEGATION", Use::Ignores),
+    ("gsslib", "PGGSSLIB", Use::Ignores),
+    ("krbsrvname", "PGKRBSRVNAME", Use::Ignores),
+    ("load_balance_hosts", "PGLOADBALANCEHOSTS", Use::Ignores),
+    ("max_protocol_version", "PGMAXPROTOCOLVERSION", Use::Ignores),
+    ("min_protocol_version", "PGMINPROTOCOLVERSION", Use::Ignores),
+    ("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Use::Ignores),
+    ("sslcertmode", "PGSSLCERTMODE", Use::Ignores),
+    ("sslcompression", "PGSSLCOMPRESSION", Use::Ignores),
+    ("sslkeylogfile", "", Use::Ignores),
+    ("sslsni", "PGSSLSNI", Use::Ignores),
+    ("service", "PGSERVICE", NO_SERVICES),
+    ("servicefile", "", NO_SERVICES),
+    ("replication", "", Use::Refuses("walrelay opens its replication session itself; leave it out")),
+    ("require_auth", "PGREQUIREAUTH", Use::Refuses("it is not supported; channel_binding=require comes nearest")),
+    ("requirepeer", "PGREQUIREPEER", Use::Refuses("it is not supported; protect the socket's directory instead")),
+    ("sslcrl", "PGSSLCRL", NO_CRLS),
+    ("sslcrldir", "PGSSLCRLDIR", NO_CRLS),
+    ("sslpassword", "", Use::Refuses("encrypted keys are not supported; protect the key's file instead")),
+    ("sslnegotiation", "PGSSLNEGOTIATION", Use::Refuses("TLS is always negotiated the traditional way; leave it out")),
+    ("requiressl", "PGREQUIRESSL", Use::Refuses("it is obsolete; use sslmode")),
+    ("oauth_issuer", "", NO_OAUTH),
+    ("oauth_client_id", "", NO_OAUTH),
+    ("oauth_client_secret", "", NO_OAUTH),
+    ("oauth_scope", "", NO_OAUTH),
+    ("scram_client_key", "", NO_KEYS),
+    ("scram_server_key", "", NO_KEYS),
+];
 
 /// Where and how to connect. `Debug` shows no password.
 #[derive(Debug, Clone)]
@@ -186,7 +210,7 @@ impl ConnInfo {
     pub fn parse(text: Option<&str>, env: &dyn Fn(&str) -> Option<String>) -> Result<ConnInfo> {
         let mut settings = Settings(BTreeMap::new());
         settings.read(text.unwrap_or_default().trim())?;
-        settings.fill_from(env);
+        settings.fill_from(env)?;
         assemble(&settings, env)
     }
 
@@ -304,15 +328,10 @@ impl Settings {
 
     /// Adds one key of a connection string; the last one of a kind counts.
     fn put(&mut self, key: &str, value: String) -> Result<()> {
-        if let Some((name, _)) = USED.iter().find(|(name, _)| *name == key) {
-            self.0.insert(name, value);
-            return Ok(());
-        }
-        if IGNORED.split(' ').any(|name| name == key) {
-            return Ok(());
-        }
-        if let Some(why) = refused(key) {
-            return Err(bad(format_args!("{key} of the Postgres connection cannot be used")).remedy(why));
+        if let Some((name, _, usage)) = KEYWORDS.iter().find(|(name, ..)| *name == key) {
+            return self
+                .take(name, *usage, value)
+                .map_err(|why| bad(format_args!("{key} of the Postgres connection cannot be used")).remedy(why));
         }
         // What looks like a key may be a piece of a password that was not escaped.
         let plain = key.len() <= 32 && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
@@ -321,16 +340,32 @@ impl Settings {
             .remedy("see https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS"))
     }
 
+    /// Does with the value of a keyword as its use says. Gives the remedy if it is refused.
+    fn take(&mut self, name: &'static str, usage: Use, value: String) -> Result<(), &'static str> {
+        match usage {
+            Use::Reads => self.0.extend([(name, value)]),
+            Use::Ignores => {}
+            Use::Refuses(why) => return Err(why),
+        }
+        Ok(())
+    }
+
     /// Fills in what the connection string left out.
-    fn fill_from(&mut self, env: &dyn Fn(&str) -> Option<String>) {
+    fn fill_from(&mut self, env: &dyn Fn(&str) -> Option<String>) -> Result<()> {
         let host_is_given = self.get("host").or(self.get("hostaddr")).is_some();
-        for (name, variable) in USED {
+        for (name, variable, usage) in KEYWORDS {
             // An address from elsewhere must not be paired with a name given here.
             let foreign = matches!(name, "host" | "hostaddr") && host_is_given;
-            if !foreign && !variable.is_empty() && self.get(name).is_none() {
-                self.0.extend(env(variable).filter(|value| !value.is_empty()).map(|value| (name, value)));
+            if foreign || variable.is_empty() || self.get(name).is_some() {
+                continue;
+            }
+            if let Some(value) = env(variable).filter(|value| !value.is_empty()) {
+                self.take(name, usage, value).map_err(|why| {
+                    bad(format_args!("the variable {variable} cannot be used")).remedy(format!("unset it: {why}"))
+                })?;
             }
         }
+        Ok(())
     }
 
     fn get(&self, key: &str) -> Option<&str> {
@@ -744,11 +779,37 @@ mod tests {
 
     #[test]
     fn what_cannot_be_obeyed_is_refused_by_name() {
-        for key in ["service", "sslcrl", "requirepeer", "require_auth", "replication", "sslnegotiation"] {
-            assert!(refusal(&format!("host=h user=u {key}=x")).contains(key));
+        for (key, variable, usage) in KEYWORDS {
+            let taken = parse_with("host=h user=u", &[(variable, "x")]);
+            match usage {
+                Use::Reads => {}
+                Use::Ignores => assert!(taken.is_ok(), "{variable}"),
+                Use::Refuses(_) => {
+                    assert!(refusal(&format!("host=h user=u {key}=x")).contains(key));
+                    assert!(variable.is_empty() || taken.unwrap_err().cause().contains(variable), "{variable}");
+                    assert!(parse_with("host=h user=u", &[(variable, "")]).is_ok(), "an empty {variable} is none");
+                }
+            }
         }
         assert!(refusal("host=h user=u hots=x").contains("hots"));
         assert!(refusal("postgres://u@h/d?hots=x").contains("hots"));
+    }
+
+    #[test]
+    fn the_manual_names_every_keyword_and_its_variable() {
+        let manual = include_str!("../docs/configuration.md");
+        let name = |(keyword, variable, _): &(&str, &str, Use)| match *variable {
+            "" => format!("`{keyword}`"),
+            variable => format!("`{keyword}` (`{variable}`)"),
+        };
+        let row = |title: &str, is_of_row: fn(&Use) -> bool| {
+            let names: Vec<_> = KEYWORDS.iter().filter(|(.., usage)| is_of_row(usage)).map(name).collect();
+            let row = format!("| {title} | {} |\n", names.join(", "));
+            assert!(manual.contains(&row), "docs/configuration.md lacks {row}");
+        };
+        row("reads", |usage| *usage == Use::Reads);
+        row("ignores", |usage| *usage == Use::Ignores);
+        row("refuses", |usage| matches!(usage, Use::Refuses(_)));
     }
 
     #[test]
