@@ -103,7 +103,9 @@ fn wal_level_and_replication_rights_are_repaired_by_their_remedies() {
     let setup = world.command("setup").option("--database-url", &url);
     let (_, remedy_of_slot) = refused(&setup.clone().flag("--add-xid-column"), 12);
     assert!(remedy_of_slot.contains("--mode poll"), "{remedy_of_slot}");
-    let script = setup.clone().flag("--add-xid-column").flag("--dry-run").succeed();
+    let dry_run = setup.clone().flag("--add-xid-column").flag("--dry-run").output();
+    assert_eq!(dry_run.status.code(), Some(12), "as without --dry-run");
+    let script = String::from_utf8(dry_run.stdout).unwrap();
     let place = |what: &str| script.find(what).unwrap_or_else(|| panic!("no {what} in\n{script}"));
     assert!(place("add column \"xid\"") < place("\ncreate publication"), "{script}");
     assert!(place("\ncreate publication") < place("pg_create_logical_replication_slot"), "{script}");

@@ -56,7 +56,7 @@ Examples:
   walrelay setup --slot orders --mode poll --add-xid-column
   walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
 
-setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot.
+setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot. --dry-run ends with the exit code that setup would end with for what it finds.
 
 Exit codes:
   0   all objects exist
@@ -88,7 +88,9 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     }
     plan::look_at_rows(&mut plan, &session, &wanted, &found, args.add_xid_column).await?;
     if args.dry_run {
-        return print(&script(&plan, args.timeout));
+        let printed = print(&script(&plan, args.timeout));
+        plan.refusal()?;
+        return printed;
     }
     plan.refusal()?;
     for present in &plan.present {
