@@ -77,7 +77,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     };
     fit(&wanted, &found)?;
     let known = Known {
-        refused: refusal("setup", plan::is_logged(&wanted, &found)),
+        refused: setup_refusal(&wanted, &found),
         no_xid_column: refusal("setup --add-xid-column", xid_column::wanted(&wanted, &found)),
         ..known
     };
@@ -95,6 +95,10 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let adds_column = known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
     note(explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column));
     Ok(())
+}
+
+fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
+    refusal("setup", plan::is_logged(name, table).and_then(|()| plan::is_owned(name, table)))
 }
 
 /// What `command` will say of the table, if it refuses the table.
@@ -183,15 +187,16 @@ mod tests {
         let name: TableName = "outbox".parse().unwrap();
         let table = |persistence: &str, columns: &[(&str, &str)]| {
             let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
-            Table { persistence: persistence.to_owned(), columns, ..Table::default() }
+            Table { persistence: persistence.to_owned(), owned: true, columns, ..Table::default() }
         };
         let foretold = |table: &Table| {
-            [
-                refusal("setup", plan::is_logged(&name, table)),
-                refusal("setup --add-xid-column", xid_column::wanted(&name, table)),
-            ]
+            [setup_refusal(&name, table), refusal("setup --add-xid-column", xid_column::wanted(&name, table))]
         };
         assert_eq!(foretold(&table("p", &[("xid", "int8"), ("walrelay_xid", "xid8")])), [None, None]);
+        let of_others = Table { owned: false, role: "app".to_owned(), ..table("p", &[]) };
+        let start =
+            "`walrelay setup` will refuse the table: role app does not own table public.outbox: run setup as the";
+        assert!(setup_refusal(&name, &of_others).is_some_and(|told| told.starts_with(start)));
         let [unlogged, taken] = foretold(&table("u", &[("xid", "int8"), ("walrelay_xid", "text")]));
         assert_eq!(
             unlogged.as_deref(),

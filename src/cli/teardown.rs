@@ -60,7 +60,7 @@ Exit codes:
   10  Postgres cannot be reached (11: refuses, or another role owns the publication)
   13  a relay streams from the slot
   14  the slot has unrelayed events, or is not walrelay's
-  15  the publication has neither exactly one table nor exactly the tables of the configuration";
+  15  the publication publishes more than one table, and not exactly those of the configuration";
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
@@ -118,7 +118,8 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     ))
 }
 
-/// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables.
+/// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables. A
+/// table that is dropped leaves an empty one.
 fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> Result<()> {
     if !publication.owned {
         return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
@@ -127,14 +128,14 @@ fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> R
     let wanted = outboxes.iter().filter_map(|outbox| outbox.source.table());
     let wanted: BTreeSet<_> = wanted.map(|table| (table.schema(), table.table())).collect();
     let published: BTreeSet<_> = publication.tables().collect();
-    let made_for_it = published.len() == 1 || wanted == published;
+    let made_for_it = published.len() <= 1 || wanted == published;
     if made_for_it && !publication.all_tables && !publication.publishes_schemas {
         return Ok(());
     }
     Err(Error::new(
         Kind::Publication,
         format!(
-            "publication {name} has neither exactly one table nor exactly those of this configuration: others may need it"
+            "publication {name} publishes more than one table, and not exactly those of this configuration: others may need it"
         ),
     )
     .remedy(
@@ -263,7 +264,7 @@ mod tests {
         assert!(goes(&[], false, &[messages()]));
         assert!(!goes(&["b", "a"], false, &[table("a")]));
         assert!(!goes(&["b", "a"], false, &[table("a"), table("c")]));
-        assert!(!goes(&[], false, &[table("a")]));
+        assert!(goes(&[], false, &[table("dropped")]));
         assert!(!goes(&[], true, &[messages()]));
     }
 }

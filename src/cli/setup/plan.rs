@@ -273,12 +273,15 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
 
 fn keep_publication(wanted: &Wanted<'_>, publication: &Publication, found: &Found, plan: &mut Plan) -> Result<()> {
     let (name, tables) = (wanted.publication, wanted.names());
-    let outbox_tables = tables.iter().zip(&found.outboxes);
-    let made: Vec<&TableName> =
-        outbox_tables.filter(|(_, outbox_table)| outbox_table.table.is_none()).map(|(name, _)| *name).collect();
+    let outbox_tables = tables.iter().copied().zip(&found.outboxes);
+    // A table that was dropped has left its publication, also where somebody created it again.
+    let is_missing = |outbox_table: &OutboxTable| outbox_table.table.is_none() || publication.tables.is_empty();
+    let missing: Vec<_> = outbox_tables.filter(|(_, outbox_table)| is_missing(outbox_table)).collect();
+    let made: Vec<&TableName> = missing.iter().map(|(name, _)| *name).collect();
     let partitioned = found.tables().any(Table::is_partitioned);
     publication_fits(wanted, &with(publication, &made), partitioned)?;
     if !made.is_empty() {
+        refuse_tables_of_others(missing, plan);
         return add(name, publication, &made, found, plan);
     }
     let what = match tables.is_empty() {
@@ -303,12 +306,7 @@ fn create_publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Re
         let cause = format!("role {} may not create publications in database {}", server.role, server.database);
         Error::new(Kind::PostgresRefused, cause).remedy(grant("grant create on database {database} to {role};", server))
     });
-    for (table, outbox_table) in tables.iter().zip(&found.outboxes) {
-        refuse_if(plan, outbox_table.table.as_ref().is_some_and(|table| !table.owned), || {
-            Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", server.role))
-                .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
-        });
-    }
+    refuse_tables_of_others(tables.iter().copied().zip(&found.outboxes), plan);
     let template = if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION };
     plan.steps.push(Step {
         object: Object::Publication,
@@ -317,6 +315,20 @@ fn create_publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Re
         sql: fill(template, &[("publication", Value::Name(name)), ("tables", Value::Tables(&tables))])?,
     });
     Ok(())
+}
+
+/// Only its owner may add a table to a publication.
+fn refuse_tables_of_others<'a>(tables: impl IntoIterator<Item = (&'a TableName, &'a OutboxTable)>, plan: &mut Plan) {
+    let refused = |(name, found): (&TableName, &OutboxTable)| is_owned(name, found.table.as_ref()?).err();
+    plan.obstacles.extend(tables.into_iter().filter_map(refused));
+}
+
+pub(crate) fn is_owned(name: &TableName, table: &Table) -> Result<()> {
+    if table.owned {
+        return Ok(());
+    }
+    Err(Error::new(Kind::PostgresRefused, format!("role {} does not own table {name}", table.role))
+        .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run"))
 }
 
 /// The publication once it has these tables, too.
@@ -329,7 +341,7 @@ fn with(publication: &Publication, more: &[&TableName]) -> Publication {
     publication
 }
 
-/// A dropped table has left its publication, and the table that replaces it is not in the publication.
+/// The table that replaces a dropped one is not in the publication.
 fn add(name: &str, publication: &Publication, made: &[&TableName], found: &Found, plan: &mut Plan) -> Result<()> {
     refuse_if(plan, !publication.owned, || {
         let cause = format!("role {} does not own publication {name}", found.server.role);
@@ -757,6 +769,12 @@ mod tests {
         let of_others = Publication { owned: false, ..empty.clone() };
         let plan = planned(true, &Found { publication: Some(of_others), ..gone.clone() }).unwrap();
         assert_eq!(plan.refusal().unwrap_err().kind(), Kind::PostgresRefused);
+        let again = planned(false, &Found { publication: Some(empty.clone()), ..found() }).unwrap();
+        assert_eq!(again.steps[0].sql, plan.steps[1].sql, "somebody created the table again");
+        assert!(again.refusal().is_ok());
+        let mut of_others = Found { publication: Some(empty.clone()), ..found() };
+        of_others.outboxes[0].table.as_mut().unwrap().owned = false;
+        assert_eq!(planned(false, &of_others).unwrap().refusal().unwrap_err().kind(), Kind::PostgresRefused);
         let strange = empty.of(&["orders"]);
         assert!(planned(true, &Found { publication: Some(strange), ..gone }).is_err());
     }
@@ -843,7 +861,6 @@ mod tests {
         let set_publish = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
         let table = [
             (fitting().of(&["outbox", "orders"]), set_table.to_owned()),
-            (fitting().of(&[]), set_table.to_owned()),
             (Publication { row_filter: true, ..fitting() }, set_table.to_owned()),
             (Publication { column_list: true, row_filter: true, ..fitting() }, set_table.to_owned()),
             (Publication { publishes_schemas: true, ..fitting() }, set_table.to_owned()),
