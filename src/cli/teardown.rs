@@ -52,7 +52,7 @@ Examples:
   walrelay teardown --slot orders
   walrelay teardown --slot orders --yes
 
-The stored position stays: a relay of a later slot of the same name first publishes the unpublished rows.
+If a relay stored a position, it stays: the relay of a later slot of the same name first publishes the unpublished rows.
 
 Exit codes:
   0   slot and publication are dropped
@@ -111,8 +111,8 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         session.run(&format!("dropping publication {}", source.publication), &drop).await?;
     }
     print_line(format_args!(
-        "Dropped {}. Table and stored position are unchanged: a relay of a later slot {} first publishes the unpublished \
-         rows.",
+        "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the relay of a later slot {} \
+         first publishes the unpublished rows.",
         doomed.join(" and "),
         source.slot
     ))

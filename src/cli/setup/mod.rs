@@ -116,7 +116,8 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     let brokers = if settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
     // A table that this command created is empty.
     let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
-        "\n(add --backlog all, or since=TIME, to the first run to publish rows that are already in the table)"
+        "\n(rows that are already in the table: if a relay stored a position for this slot, the next one first publishes \
+         those that are unpublished; otherwise add --backlog all, or since=TIME, to its first run)"
     } else {
         ""
     };
