@@ -60,6 +60,12 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let retention = config.clone();
+    let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot, database = config.source.database.describe(),
+        brokers = config.kafka.brokers, mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised,
+        "starting"
+    );
     let mut relay = Relay::new(config, telemetry)?;
     let known = Arc::clone(&relay.known);
     let result = tokio::select! {

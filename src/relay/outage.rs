@@ -115,7 +115,7 @@ impl Outage {
         if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
             config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
             tracing::warn!(
-                slot = %config.source.slot, batch_bytes = bytes, cause = %error,
+                slot = %config.source.slot, batch_bytes = bytes, %error,
                 "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
                  batch.size below max.message.bytes of the topic)"
             );

@@ -214,8 +214,12 @@ impl<'a> SharedLoop<'a> {
         self.next_report = now + REPORT_INTERVAL;
         let (telemetry, counts) = (self.process.telemetry, publisher.counts());
         let before = std::mem::replace(&mut self.counts, counts);
-        report_counts(telemetry, counts, before);
         let metrics = &telemetry.metrics;
+        if counts.acked > before.acked && metrics.acked_events.get() == 0 {
+            let (slot, events) = (&self.process.config.source.slot, counts.acked - before.acked);
+            tracing::info!(%slot, events, "the first events of this run are acked");
+        }
+        report_counts(telemetry, counts, before);
         self.retrying.count(metrics);
         let ledger = &publisher.ledger;
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));

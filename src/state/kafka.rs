@@ -200,8 +200,9 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
         Err(why) => {
             tracing::warn!(
                 topic,
-                why,
-                "cannot see whether the topic is compacted; make sure that cleanup.policy=compact"
+                error = why,
+                fix = "make sure that cleanup.policy=compact",
+                "cannot see whether the topic is compacted"
             );
             Ok(())
         }

@@ -3,6 +3,7 @@
 //! Values from outside are logged with `?value`, whose `Debug` escapes them. The text format does not rely on that: it
 //! escapes control characters in every value, and cuts long values.
 
+use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::io::IsTerminal as _;
 
@@ -20,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 const VALUE_BYTES_MAX: usize = 4096;
 
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
-/// `walrelay=debug,rdkafka=warn`. Colours only on a terminal.
+/// `walrelay=debug,rdkafka=warn`. Colours only on a terminal, and not with `NO_COLOR`.
 ///
 /// A line that cannot be written is lost, because standard error is closed or the disk is full. The loss is not
 /// reported: the report would be lost too, and a panic would end the relay.
@@ -32,9 +33,15 @@ pub fn init(json: bool, filter: &str) -> Result<()> {
     let started: Result<(), TryInitError> = if json {
         json_subscriber(filter, std::io::stderr).try_init()
     } else {
-        text_subscriber(filter, std::io::stderr().is_terminal(), std::io::stderr).try_init()
+        let no_color = std::env::var_os("NO_COLOR");
+        text_subscriber(filter, has_colours(std::io::stderr().is_terminal(), no_color), std::io::stderr).try_init()
     };
     started.map_err(|error| Error::new(Kind::Bug, format!("logging was started twice: {error}")))
+}
+
+/// <https://no-color.org>
+fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
+    is_terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
@@ -185,6 +192,12 @@ mod tests {
         time.parse::<jiff::Timestamp>().unwrap();
         assert!(rest.contains("WARN"), "{rest}");
         assert!(rest.contains("slot falls behind slot=\"orders\" lag_bytes=12"), "{rest}");
+    }
+
+    #[test]
+    fn a_terminal_gets_colours_unless_no_color_is_set() {
+        assert!(has_colours(true, None) && has_colours(true, Some(OsString::new())));
+        assert!(!has_colours(true, Some("1".into())) && !has_colours(false, None));
     }
 
     #[test]

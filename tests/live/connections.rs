@@ -110,6 +110,10 @@ fn an_event_after_a_restart_of_postgres_arrives() {
         eprintln!("{away_s} s away, then {:?} until the first record", serves.elapsed());
     }
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    let log = relay.log();
+    assert_eq!(log.matches("the first events of this run are acked").count(), 1, "{log}");
+    let first: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["message"], &first["slot"]), (&"starting".into(), &world.name.as_str().into()), "{log}");
 }
 
 #[test]
@@ -121,6 +125,10 @@ fn the_relay_waits_for_a_broker_that_is_down() {
     throughout("the relay waits", Duration::from_secs(4), || relay.process.exited().is_none() && !relay.is_ready());
     let code = relay.terminate(EXIT);
     assert!(code.is_some(), "it was killed by a signal instead of leaving");
+    let log = relay.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let down = lines.into_iter().find(|line| line["message"] == "Kafka does not answer");
+    assert!(down.is_some_and(|line| line["error"].is_string() && line["fix"].is_string()), "{log}");
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }

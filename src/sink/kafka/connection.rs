@@ -82,9 +82,9 @@ impl Tracker {
                 Connection::Down { .. } | Connection::Refused(_) => return false,
             };
             if is_news && !self.quiet {
-                tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
+                tracing::warn!(error = cause, fix = faults::REACH, "Kafka does not answer");
             } else {
-                tracing::debug!(cause, "Kafka does not answer");
+                tracing::debug!(error = cause, "Kafka does not answer");
             }
             true
         });
@@ -97,7 +97,7 @@ impl Tracker {
             if is_known {
                 return false;
             }
-            tracing::error!(cause = %error, remedy = error.what_to_do(), "Kafka refuses us");
+            tracing::error!(%error, fix = error.what_to_do(), "Kafka refuses us");
             *state = Connection::Refused(error);
             true
         });
