@@ -272,9 +272,6 @@ fn print(report: &Report, json: bool) -> Result<()> {
 mod tests {
     use std::future::pending;
 
-    use rdkafka::ClientConfig;
-    use rdkafka::producer::{BaseProducer, Producer as _};
-
     use super::*;
 
     fn options() -> Options {
@@ -296,19 +293,6 @@ mod tests {
         assert!(report.verified, "{report}");
         assert!(report.committed > 0, "{report}");
         assert!(report.commit_to_ack_p50_ms.is_some());
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    #[ignore = "needs a Kafka, named in WALRELAY_TEST_BROKERS"]
-    async fn named_brokers_are_used_and_left_without_topics_of_the_run() {
-        let brokers = std::env::var("WALRELAY_TEST_BROKERS").unwrap();
-        let options = Options { brokers: Some(brokers.clone()), ..options() };
-        let report = report(&options, pending()).await.unwrap();
-        assert!(report.verified, "{report}");
-        let client: BaseProducer = ClientConfig::new().set("bootstrap.servers", &brokers).create().unwrap();
-        let metadata = client.client().fetch_metadata(None, Duration::from_secs(10)).unwrap();
-        let left: Vec<_> = metadata.topics().iter().filter(|topic| topic.name().contains("-demo-7-")).collect();
-        assert!(left.is_empty(), "{} topics are left", left.len());
     }
 
     #[tokio::test(flavor = "multi_thread")]

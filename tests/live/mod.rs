@@ -9,6 +9,7 @@ mod confirm;
 mod connections;
 mod copies;
 mod dead_letters;
+mod demo;
 mod exactly_once;
 mod failover;
 mod fenced;

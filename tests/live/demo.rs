@@ -1,0 +1,30 @@
+//! P2, P3: `walrelay demo` on brokers of the user.
+
+use std::time::Duration;
+
+use rdkafka::consumer::Consumer as _;
+use serde_json::Value;
+
+use crate::support::relay::RelayCommand;
+use crate::support::servers::Kafka;
+use crate::support::topic;
+use crate::support::wait::eventually;
+use crate::support::world::ARRIVAL;
+
+#[test]
+fn the_demo_verifies_a_run_on_named_brokers_and_deletes_its_topics() {
+    let (brokers, seed) = (Kafka::shared().brokers(), fastrand::u32(..).to_string());
+    let demo = RelayCommand::new("demo").option("--brokers", brokers).option("--seed", &seed).flag("--json");
+    let report = demo.option("--seconds", "1").option("--writers", "3").option("--rate", "200").succeed();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["verified"], &report["broker"]), (&true.into(), &"named".into()), "{report}");
+    assert!(report["committed"].as_u64() > Some(0), "{report}");
+    let consumer = topic::consumer(brokers);
+    let left = || {
+        let metadata = consumer.fetch_metadata(None, Duration::from_secs(10)).ok()?;
+        let of_the_run = metadata.topics().iter().filter(|topic| topic.name().contains(&format!("-demo-{seed}-")));
+        Some(of_the_run.count())
+    };
+    eventually("no topic of the run is left", ARRIVAL, left, |left| *left == Some(0));
+    topic::close(consumer);
+}
