@@ -86,7 +86,7 @@ pub(crate) async fn import(args: &ImportArgs) -> Outcome {
 
 /// The tables of the database that the connector captures and has records of.
 async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
-    let publication = connector.publication();
+    let publication = connector.publication()?;
     let database = config::settings(&Flags::from([("database.url", url.to_owned())]), None)?.database()?;
     let session = Session::connect(&database, "config import").await?;
     judge_version(&preflight::server(session.client()).await?)?;

@@ -108,9 +108,16 @@ impl Connector {
         Ok(Connector(given))
     }
 
-    /// The publication's name, as it is in the file.
-    pub(crate) fn publication(&self) -> &str {
-        self.0.as_written("publication.name").unwrap_or("dbz_publication")
+    /// The publication's name.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: the file does not have it.
+    pub(crate) fn publication(&self) -> Result<&str> {
+        self.0.or("publication.name", "dbz_publication").ok_or_else(|| {
+            let cause =
+                format!("{}: it is filled in elsewhere, and is needed here", self.0.written("publication.name"));
+            Error::new(Kind::Config, cause).remedy("write the publication's name into the file")
+        })
     }
 
     /// Whether it captures the table of this name.

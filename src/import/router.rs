@@ -67,19 +67,33 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
     }
     headers(carrying, &placed, id, &[event_type, route_by]);
     value(carrying, &placed, payload);
-    decimals(carrying);
+    let of_placed = |one: &Placed| if one.place == Place::Header { "header" } else { "value" };
+    let written = placed.iter().map(|one| (of_placed(one), one.column.as_str()));
+    let written: Vec<_> =
+        [("key", key_column), ("header", id), ("value", payload)].into_iter().chain(written).collect();
+    decimals(carrying, &written);
     for column in [key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str())) {
         default(carrying, column);
     }
 }
 
-/// Lists `decimal.format=NUMERIC` where its digits are not written: in a schema, or of a column whose type is not known.
-fn decimals(carrying: &mut Carrying<'_>) {
+/// Lists `decimal.format=NUMERIC` where its digits are not written: in a schema, of a column whose type is not known, or of
+/// one that is numeric in some outboxes only. `written` has the columns of each converter.
+fn decimals(carrying: &mut Carrying<'_>, written: &[(&str, &str)]) {
     for of in ["key", "value", "header"] {
+        let is_mixed = written.iter().any(|(converter, column)| {
+            let some = *converter == of && carrying.columns(column).into_iter().any(is_numeric);
+            some && !carrying.is_known(column, is_numeric)
+        });
         let schemas = Converter::of(carrying.given, of) == Converter::Json { schemas: true };
-        if is_in_digits(carrying.given, of) && (schemas || carrying.tables.is_empty()) {
+        let is_unknown = carrying.tables.is_empty();
+        if is_in_digits(carrying.given, of) && (schemas || is_unknown || is_mixed) {
             let why = "a numeric(p,s) is written in base64, which is Kafka Connect's default";
-            let what_to_do = if schemas { ASK_CONSUMERS } else { GIVE_DATABASE };
+            let what_to_do = match (schemas, is_unknown) {
+                (true, _) => ASK_CONSUMERS,
+                (false, true) => GIVE_DATABASE,
+                (false, false) => "write {COLUMN|connect|json} for the outboxes whose column is numeric",
+            };
             carrying.left(&format!("{of}.converter.decimal.format"), MayDiffer, why, what_to_do);
         }
     }
@@ -187,9 +201,12 @@ fn is_in_digits(given: &Given, of: &str) -> bool {
     format.eq_ignore_ascii_case("NUMERIC") && matches!(Converter::of(given, of), Converter::Json { .. })
 }
 
+fn is_numeric(column: &Column) -> bool {
+    matches!(column.base.name.as_str(), "numeric" | "_numeric")
+}
+
 /// A template of a column and functions behind it, which write a `numeric` in digits if the converter of `of` does.
 fn written(carrying: &Carrying<'_>, of: &str, column: &str, functions: &str) -> String {
-    let is_numeric = |column: &Column| matches!(column.base.name.as_str(), "numeric" | "_numeric");
     if is_in_digits(carrying.given, of) && carrying.is_known(column, is_numeric) {
         return piped(column, &functions.replace("connect('json')", "connect|json"));
     }

@@ -595,6 +595,12 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
             ("a.o", "{aggregateid}", "{payload|connect|json|default('null')}", ""),
         ),
         (
+            "value.converter=JsonConverter\nvalue.converter.schemas.enable=false\n\
+             value.converter.decimal.format=NUMERIC",
+            vec![outbox("a.o", "text", "numeric"), outbox("b.o", "text", "int4")],
+            ("a.o b.o", "{aggregateid}", "{payload|connect('json')|default('null')}", "value.converter.decimal.format"),
+        ),
+        (
             "value.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC",
             vec![outbox("a.o", "text", "numeric")],
             ("a.o", "{aggregateid}", "{payload|connect('schema')}", "value.converter value.converter.decimal.format"),
@@ -619,7 +625,12 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
 fn a_connector_takes_the_outboxes_it_captures() {
     let connector =
         Connector::read("c.properties", &SERVER_PROPERTIES.replace("public.outboxevent", "Shop.*")).unwrap();
-    assert_eq!(connector.publication(), "shop_outbox");
+    assert_eq!(connector.publication(), Ok("shop_outbox"));
+    let elsewhere = SERVER_PROPERTIES.replace("publication.name=shop_outbox", "publication.name=${PUBLICATION}");
+    let error = Connector::read("c.properties", &elsewhere).unwrap();
+    let error = error.publication().unwrap_err();
+    assert_eq!(error.kind(), Kind::Config);
+    assert!(error.cause().starts_with("debezium.source.publication.name: it is filled in"), "{error}");
     assert_eq!(connector.captures(&"shop.outbox".parse().unwrap()), Ok(true));
     assert_eq!(connector.captures(&"other.outbox".parse().unwrap()), Ok(false));
     assert!(connector.fits(&outbox("shop.outbox", "text", "jsonb").table));
