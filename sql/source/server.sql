@@ -26,5 +26,10 @@ select pg_catalog.jsonb_build_object(
         where n.name <> '' and not exists (
             select from pg_catalog.pg_replication_slots s where s.slot_name = n.name and s.slot_type = 'physical'
         )
+    ),
+    'physical_slots', (
+        select coalesce(pg_catalog.jsonb_agg(s.slot_name order by s.slot_name), '[]'::jsonb)
+        from pg_catalog.pg_replication_slots s
+        where s.slot_type = 'physical' and not s.temporary
     )
 )::text

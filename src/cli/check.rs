@@ -15,7 +15,7 @@ use crate::event::Shown as Id;
 use crate::event::{Place, Polled, Via};
 use crate::poll::{as_streamed, table_facts};
 use crate::position::Lsn;
-use crate::postgres::catalog::Table;
+use crate::postgres::catalog::{self, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::route::{Record, Router};
@@ -68,7 +68,7 @@ Exit codes:
 const READING: &str = "reading a row";
 const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
 /// The search for the newest row of a large table may take long.
-const LIMIT: &str = "set statement_timeout = '10s'";
+pub(super) const LIMIT: &str = "set statement_timeout = '10s'";
 
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
 pub(crate) async fn check(args: &CheckArgs) -> Outcome {
@@ -132,7 +132,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
 }
 
 /// Prepares the SQL of the configuration, as `run` does.
-async fn upkeep(session: &Session, config: &Config) -> Result<()> {
+pub(super) async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     let has_sql = |outbox: &&OutboxConfig| {
         let of = &outbox.upkeep;
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
@@ -174,7 +174,8 @@ async fn row(
     let nothing = || Found::no_row("none: the table is empty");
     let Some(table) = Table::read(session.client(), name).await? else { return Ok(nothing()) };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
-    let (values, chosen) = match read(session, &Sampled { outbox, name, table: &table }, args.id.as_deref()).await? {
+    let sampled = Sampled { outbox, name, table: &table };
+    let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await? {
         Answer::Row { values, chosen } => (values, chosen),
         Answer::Empty if row_security => {
             return Ok(Found::no_row("none: the table is empty, or row-level security hides the rows"));
@@ -185,38 +186,22 @@ async fn row(
             return Ok(Found::no_row(why));
         }
     };
-    let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
-    let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
-    let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
-    let mut polled = Polled::new(outbox, columns).map_err(bug)?;
-    let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = values.first().cloned().flatten().unwrap_or_default();
     let mut found = Found { row: Some(RowId { id, chosen }), ..Found::default() };
-    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
-    match polled.event(place, 0, texts) {
-        Err((place, fault)) => {
-            let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
-            let error = Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
-                "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
-            ));
-            found.refused = Some(error);
-        }
-        Ok(event) => match router.route(&event) {
-            Err(error) => found.refused = Some(error.of_sample()),
-            Ok(routed) => {
-                let position = outbox.route.position_header.as_deref();
-                found.record = Some(routed.with_record(|record| Shown::of(record, position, !args.no_body)));
-            }
-        },
+    let position = outbox.route.position_header.as_deref();
+    match sampled.routed(&values, |record| Shown::of(record, position, !args.no_body)) {
+        Ok(record) => found.record = Some(record),
+        Err(error) if error.kind() == Kind::Event => found.refused = Some(error),
+        Err(error) => return Err(error),
     }
     Ok(found)
 }
 
-/// The table of which one row is read.
-struct Sampled<'a> {
-    outbox: &'a OutboxConfig,
-    name: &'a TableName,
-    table: &'a Table,
+/// The table of which rows are read.
+pub(super) struct Sampled<'a> {
+    pub(super) outbox: &'a OutboxConfig,
+    pub(super) name: &'a TableName,
+    pub(super) table: &'a Table,
 }
 
 enum Answer {
@@ -232,16 +217,42 @@ enum Answer {
 }
 
 impl Sampled<'_> {
-    fn select(&self) -> Result<String> {
+    pub(super) fn select(&self) -> Result<String> {
         let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
         let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
         Ok(format!("select {} from {rows}", columns.join(", ")))
     }
 
     /// The column whose largest value is the newest row's: a number, or a time.
-    fn ordering(&self) -> Option<&str> {
+    pub(super) fn ordering(&self) -> Option<&catalog::Column> {
         let id = self.table.column(&self.outbox.id).filter(|id| id.is_integer());
-        id.or_else(|| ordering(&self.table.columns)).map(|column| column.name.as_str())
+        id.or_else(|| ordering(&self.table.columns))
+    }
+
+    /// Gives `take` the record of a row with these values of the outbox's columns.
+    ///
+    /// # Errors
+    /// [`Kind::Event`] for a row that `run` would not route.
+    pub(super) fn routed<T>(&self, values: &[Option<String>], take: impl FnOnce(&Record<'_>) -> T) -> Result<T> {
+        let Sampled { outbox, name, table } = self;
+        let columns = outbox.columns.iter().map(|name| described(name, table)).collect();
+        let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
+        let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
+        let mut polled = Polled::new(outbox, columns).map_err(bug)?;
+        let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+        match polled.event(place, 0, texts) {
+            Err((place, fault)) => {
+                let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+                Err(Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
+                    "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
+                )))
+            }
+            Ok(event) => match router.route(&event) {
+                Err(error) => Err(error.of_sample()),
+                Ok(routed) => Ok(routed.with_record(take)),
+            },
+        }
     }
 }
 
@@ -253,7 +264,9 @@ async fn read(session: &Session, sampled: &Sampled<'_>, id: Option<&str>) -> Res
     let (select, name) = (sampled.select()?, sampled.name);
     let Some(id) = id else {
         let (order, chosen) = match sampled.ordering() {
-            Some(column) => (format!("{} desc nulls last", quote_ident(column)?), format!("the newest by {column}")),
+            Some(column) => {
+                (format!("{} desc nulls last", quote_ident(&column.name)?), format!("the newest by {}", column.name))
+            }
             None => ("ctid desc".to_owned(), "the last in the table's file".to_owned()),
         };
         return match first(session, &format!("{select} order by {order} limit 1")).await {
@@ -573,7 +586,8 @@ mod tests {
             (&[("id", "uuid")], None),
         ] {
             let table = table("r", columns);
-            assert_eq!(Sampled { outbox: &outbox, name: &name, table: &table }.ordering(), expected);
+            let sampled = Sampled { outbox: &outbox, name: &name, table: &table };
+            assert_eq!(sampled.ordering().map(|column| column.name.as_str()), expected);
         }
     }
 

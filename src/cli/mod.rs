@@ -13,6 +13,7 @@ use crate::telemetry::{Telemetry, http, logging};
 mod check;
 mod cleanup;
 mod config;
+mod doctor;
 mod import;
 mod init;
 mod output;
@@ -27,6 +28,7 @@ mod verify;
 use check::CheckArgs;
 use cleanup::CleanupArgs;
 use config::{RunSettings, flags};
+use doctor::DoctorArgs;
 use import::ImportArgs;
 use init::InitArgs;
 use output::{Failure, Outcome, shell_word};
@@ -61,6 +63,9 @@ pub(crate) enum Command {
     /// Show the state of the slot and its relay
     #[command(after_help = status::HELP)]
     Status(StatusArgs),
+    /// Check Postgres and Kafka for a relay, and print what mends each fault
+    #[command(after_help = doctor::HELP)]
+    Doctor(DoctorArgs),
     /// Delete old published rows without blocking other sessions
     #[command(after_help = cleanup::HELP)]
     Cleanup(CleanupArgs),
@@ -172,12 +177,11 @@ Exit codes:
 /// # Errors
 /// Those of the command. A closed standard output ends it without an error.
 pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<()> {
-    match done(&cli.command).await {
+    let flags = relay_flags(typed);
+    let complete = |next| with_flags(next, &flags);
+    match done(&cli.command, &complete).await {
         Ok(()) | Err(Failure::PipeClosed) => Ok(()),
-        Err(Failure::Error(error)) => {
-            let flags = relay_flags(typed);
-            Err(error.with_commands(|next| with_flags(next, &flags)))
-        }
+        Err(Failure::Error(error)) => Err(error.with_commands(complete)),
     }
 }
 
@@ -212,12 +216,13 @@ fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
     next.with_missing(flags.iter().filter(|flag| takes(flag)).cloned())
 }
 
-async fn done(command: &Command) -> Outcome {
+async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
     match command {
         Command::Run(args) => run(args).await,
         Command::Setup(args) => setup::setup(args).await,
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
+        Command::Doctor(args) => Box::pin(doctor::doctor(args, complete)).await,
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
@@ -385,6 +390,7 @@ mod tests {
           setup         Check the server, then create publication and slot, and on request table and column
           teardown      Drop the slot and its publication, never the table
           status        Show the state of the slot and its relay
+          doctor        Check Postgres and Kafka for a relay, and print what mends each fault
           cleanup       Delete old published rows without blocking other sessions
           verify        Compare the outbox with the topics: find missing, duplicated and misordered events
           replay        Publish rows of the outbox once more, with or without a running relay

@@ -26,6 +26,9 @@ const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
 const NEEDS_RIGHT: &str = "(needs pg_monitor)";
 
+/// The problem of a slot that nobody reads.
+pub(super) const NO_RELAY: &str = "no relay streams from the slot";
+
 /// Clears the screen and starts at its top left.
 const REDRAW: &str = "\x1b[H\x1b[2J";
 
@@ -214,7 +217,7 @@ impl Report {
             if self.wal.confirmed_lsn.is_none() && self.wal.restart_lsn.is_some() {
                 problems.push("the slot is still being created".to_owned());
             } else if !self.relay.active {
-                problems.push("no relay streams from the slot".to_owned());
+                problems.push(NO_RELAY.to_owned());
             }
         }
         problems.extend(self.wal.over(limits));

@@ -302,7 +302,7 @@ impl RowsPersist {
 
 /// The retained WAL against its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Or there is no limit.
     Within,
     Over {
@@ -315,7 +315,7 @@ pub(super) enum Verdict {
 
 /// How much WAL the slot may retain.
 #[derive(Debug)]
-pub(super) struct RetentionLimit {
+pub(crate) struct RetentionLimit {
     max: Option<u64>,
     gives_up: bool,
     told: Told,
@@ -329,12 +329,12 @@ enum Told {
 }
 
 impl RetentionLimit {
-    pub(super) fn new(config: &SourceConfig) -> Self {
+    pub(crate) fn new(config: &SourceConfig) -> Self {
         RetentionLimit { max: config.max_retained_bytes, gives_up: config.give_up_over_budget, told: Told::Nothing }
     }
 
     /// Judges `retained` bytes of WAL, and gives a warning, once for each step.
-    pub(super) fn judge(&mut self, retained: u64) -> (Verdict, Option<String>) {
+    pub(crate) fn judge(&mut self, retained: u64) -> (Verdict, Option<String>) {
         let Some(max) = self.max else { return (Verdict::Within, None) };
         let state = match retained {
             _ if retained > max => Told::Over,

@@ -41,9 +41,13 @@ mod table_loop;
 mod transaction;
 mod write_back;
 
+pub(crate) use self::jobs::RetentionLimit;
+pub(crate) use self::recovery::can_be_read;
+pub(crate) use self::session::polls_because;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
+pub(crate) use self::supervisor::no_dead_letters;
 
 /// How often old rows are looked for.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);

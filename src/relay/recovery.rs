@@ -342,6 +342,15 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
     Ok(())
 }
 
+/// Whether a relay could read the rows of this table: those that a lost slot did not deliver, or where it polls, all.
+///
+/// # Errors
+/// Those of [`fits`], with what to do.
+pub(crate) fn can_be_read(facts: &TableFacts, outbox: &OutboxConfig, config: &Config, polls: bool) -> Result<()> {
+    let task = if polls { TableTask::Poll(String::new()) } else { TableTask::GoOn };
+    fits(facts, outbox, &task, config)
+}
+
 /// Whether these tables can be polled: they tell which of their rows were published, and there is a place to keep it.
 pub(super) fn can_poll<'t>(tables: impl Iterator<Item = (&'t TableFacts, &'t OutboxConfig)>, config: &Config) -> bool {
     let mut tables = tables;

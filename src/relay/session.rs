@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::config::{Config, Mode, OnLoss, OutboxConfig, StoreKind};
+use crate::config::{Config, Mode, OnLoss, OutboxConfig, SourceConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
@@ -471,13 +471,9 @@ fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
-/// Why the table has to be read first, or `instead`, as far as server and slot tell.
-///
-/// # Errors
-/// The server cannot have a slot.
-fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
-    let source = &config.source;
-    let mode = || match source.mode {
+/// Why a relay polls the table, if it does.
+pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<String> {
+    match source.mode {
         Mode::Slot => None,
         Mode::Poll => Some("slot.mode is poll".to_owned()),
         Mode::Auto => match preflight::judge_server(&facts.server) {
@@ -485,8 +481,15 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
             Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
             _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
         },
-    };
-    if let Some(why) = instead.map(str::to_owned).or_else(mode) {
+    }
+}
+
+/// Why the table has to be read first, or `instead`, as far as server and slot tell.
+///
+/// # Errors
+/// The server cannot have a slot.
+fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
+    if let Some(why) = instead.map(str::to_owned).or_else(|| polls_because(&config.source, facts)) {
         return Ok(Some(TableReason::Poll(why)));
     }
     // One that is being made has no position yet.

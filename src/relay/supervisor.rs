@@ -494,7 +494,7 @@ fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl Fn
 }
 
 /// The warning at start about a dead-letter topic that does not exist.
-fn no_dead_letters(topic: &str) -> String {
+pub(crate) fn no_dead_letters(topic: &str) -> String {
     format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \
          events wait behind the first dead letter; create it: kafka-topics --create --topic {topic} \

@@ -176,6 +176,8 @@ pub(crate) struct Server {
     pub synchronized_standby_slots: Option<String>,
     /// Names in `synchronized_standby_slots` that are no physical slot of this server.
     pub standby_slots_missing: Vec<String>,
+    /// Slots of standbys, and of other receivers of the whole WAL.
+    pub physical_slots: Vec<String>,
 }
 
 impl Server {
@@ -249,48 +251,108 @@ struct SlotAnswer {
     slot: Option<Slot>,
 }
 
+/// A warning: a relay goes on, and logs the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Warning {
+    pub text: String,
+    pub remedy: Option<String>,
+    /// Whether it names a consequence of a choice, and no risk that is to be removed.
+    pub is_note: bool,
+}
+
+impl Warning {
+    fn risk(text: String, remedy: impl Into<String>) -> Warning {
+        Warning { text, remedy: Some(remedy.into()), is_note: false }
+    }
+
+    fn note(text: String) -> Warning {
+        Warning { text, remedy: None, is_note: true }
+    }
+
+    /// A note, unless this is a risk.
+    fn only_if(self, is_risk: bool) -> Warning {
+        Warning { is_note: !is_risk, ..self }
+    }
+}
+
+fn noted(texts: Vec<String>) -> Vec<Warning> {
+    texts.into_iter().map(Warning::note).collect()
+}
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The name of the check, as `walrelay doctor` prints it. Several findings may have one name and subject.
+    pub check: &'static str,
+    pub subject: String,
+    pub found: Result<Vec<Warning>>,
+}
+
+impl Finding {
+    fn new(check: &'static str, subject: impl ToString, found: Result<Vec<Warning>>) -> Finding {
+        Finding { check, subject: subject.to_string(), found }
+    }
+}
+
 /// Whether the slot can be streamed with every event in the stream. Returns warnings, a sentence each.
 ///
 /// An active slot is no fault: the server decides at the start of the stream. Pass the arguments of [`inspect`].
 ///
 /// # Errors
-/// The first fault, with what to do: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
-/// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
+/// The first fault of [`survey`], with what to do.
 pub(crate) fn judge(
     facts: &Facts,
     slot: &SlotName,
     publication: &str,
     outboxes: &[OutboxConfig],
 ) -> Result<Vec<String>> {
-    judge_server(&facts.server)?;
+    let mut warnings = Vec::new();
+    for finding in survey(facts, slot, publication, outboxes) {
+        warnings.extend(finding.found?.into_iter().map(|warning| warning.text));
+    }
+    Ok(warnings)
+}
+
+/// Every check of server, role, slot, publication and tables. Pass the arguments of [`inspect`].
+///
+/// The kinds of faults: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
+/// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
+pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Vec<Finding> {
+    let server = &facts.server;
     let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
+    let mut findings = vec![
+        Finding::new("server", "", judge_settings(server).map(|()| Vec::new())),
+        Finding::new("role", &server.role, judge_role(server).map(|()| Vec::new())),
+    ];
     // Before the slot: no slot helps a table that cannot be streamed.
     for ((_, name), catalog) in tables.iter().zip(&facts.catalogs) {
-        catalog.table.as_ref().map_or(Ok(()), |table| can_be_streamed(name, table))?;
+        let fault = catalog.table.as_ref().map_or(Ok(()), |table| can_be_streamed(name, table));
+        findings.push(Finding::new("table", name, fault.map(|()| Vec::new())));
     }
-    let (setup, database) = (NextCommand::new("setup").option("slot", slot), &facts.server.database);
-    let Some(found) = &facts.slot else {
-        let cause = match facts.publication() {
-            Some(_) => format!("there is no replication slot {slot} on this server"),
-            // A relay makes its slot by itself, and no publication.
-            None => format!(
-                "there is neither replication slot {slot} on this server nor publication {publication} in database \
-                 {database}"
-            ),
-        };
-        return Err(Error::new(Kind::SlotUnusable, cause).remedy(Remedy::from("check the name; `").and(setup).and(
-            "` makes slot and publication. Rows that are in the table already are published if the first `walrelay run` \
-             is given --backlog all",
-        )));
+    let (setup, database) = (NextCommand::new("setup").option("slot", slot), &server.database);
+    let judged = match &facts.slot {
+        Some(found) => judge_slot(found, slot, database, &setup),
+        None => Err(no_slot(facts, slot, publication, &setup)),
     };
-    judge_slot(found, slot, database, &setup)?;
-    let Some(published) = facts.publication() else {
-        return Err(no_publication(publication, database, slot, found, setup));
-    };
-    let mut warnings = slot_warnings(&facts.server, found, slot);
+    findings.push(Finding::new("slot", slot, judged.map(|()| Vec::new())));
+    let none = Slot::default();
+    let found = facts.slot.as_ref().unwrap_or(&none);
+    if facts.publication().is_none() {
+        let fault = no_publication(publication, database, slot, found, setup.clone());
+        findings.push(Finding::new("publication", publication, Err(fault)));
+    }
+    if facts.slot.is_some() {
+        findings.push(Finding::new("wal-retention", slot, Ok(retention_warnings(server, found, slot))));
+        findings.push(Finding::new("standby-slots", slot, Ok(standby_warnings(server, found, slot))));
+    }
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
-        let Some(table) = &catalog.table else { return Err(no_table(name, &format!("database {database}"), setup)) };
+        let Some(table) = &catalog.table else {
+            let fault = no_table(name, &format!("database {database}"), setup.clone());
+            findings.push(Finding::new("table", name, Err(fault)));
+            continue;
+        };
+        let Some(published) = facts.publication() else { continue };
         let published = Published {
             name: publication,
             sql_name: quoted(publication),
@@ -299,13 +361,31 @@ pub(crate) fn judge(
             table,
             table_name: name,
         };
-        published.has_table(&other_tables(catalog, &names))?;
-        published.has_rows()?;
-        published.has_columns(outbox)?;
-        warnings.extend(table_warnings(catalog, table, name, facts.server.major()));
+        let has_rows = published.has_table(&other_tables(catalog, &names)).and_then(|()| published.has_rows());
+        findings.push(Finding::new("publication", publication, has_rows.map(|()| Vec::new())));
+        let notes = published.has_columns(outbox).map(|()| table_warnings(catalog, table, name, server.major()));
+        findings.push(Finding::new("table", name, notes.map(noted)));
     }
-    warnings.extend(traffic_warnings(facts, published, &names));
-    Ok(warnings)
+    if let Some(published) = facts.publication() {
+        let notes = traffic_warnings(facts, published, &names);
+        findings.push(Finding::new("publication", publication, Ok(noted(notes))));
+    }
+    findings
+}
+
+fn no_slot(facts: &Facts, slot: &SlotName, publication: &str, setup: &NextCommand) -> Error {
+    let cause = match facts.publication() {
+        Some(_) => format!("there is no replication slot {slot} on this server"),
+        // A relay makes its slot by itself, and no publication.
+        None => format!(
+            "there is neither replication slot {slot} on this server nor publication {publication} in database {}",
+            facts.server.database
+        ),
+    };
+    Error::new(Kind::SlotUnusable, cause).remedy(Remedy::from("check the name; `").and(setup.clone()).and(
+        "` makes slot and publication. Rows that are in the table already are published if the first `walrelay run` \
+         is given --backlog all",
+    ))
 }
 
 /// [`judge()`] for a relay that may be behind a change of the table: it can still relay rows with columns that were dropped since.
@@ -344,6 +424,12 @@ pub(crate) fn judge_version(server: &Server) -> Result<()> {
 
 /// Whether the server could serve a slot to this role.
 pub(crate) fn judge_server(server: &Server) -> Result<()> {
+    judge_settings(server)?;
+    judge_role(server)
+}
+
+/// Whether the server could serve a slot.
+fn judge_settings(server: &Server) -> Result<()> {
     judge_version(server)?;
     // Before anything a standby may lack: the slot is where the primary is.
     if server.in_recovery {
@@ -358,6 +444,10 @@ pub(crate) fn judge_server(server: &Server) -> Result<()> {
             "alter system set wal_level = 'logical', then restart Postgres (rds.logical_replication = 1 on RDS)",
         ));
     }
+    Ok(())
+}
+
+fn judge_role(server: &Server) -> Result<()> {
     if !server.may_replicate {
         let role = quoted(&server.role);
         return Err(Error::new(Kind::PostgresRefused, format!("role {role} may not use replication slots"))
@@ -651,42 +741,74 @@ fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32
     of.into_iter().filter_map(|(holds, text)| holds.then_some(text)).collect()
 }
 
-fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<String> {
+fn retention_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
+    const BOUND: &str = "alter system set max_slot_wal_keep_size = '…GB'; select pg_reload_conf()";
     let lost = |limit_mb| format!("slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind");
     let mut warnings = vec![match (server.max_slot_wal_keep_mb, found.safe_wal_size) {
         (Some(-1) | None, _) => {
-            format!(
+            let text = format!(
                 "max_slot_wal_keep_size is -1: while walrelay is away, slot {slot} keeps WAL until the disk is full"
-            )
+            );
+            Warning::risk(text, format!("choose at most half of the free disk space: {BOUND}"))
         }
-        (Some(limit_mb), None) => lost(limit_mb),
-        (Some(limit_mb), Some(left)) => format!("{}; {} MB are left", lost(limit_mb), left / (1024 * 1024)),
+        (Some(limit_mb), None) => Warning::note(lost(limit_mb)),
+        (Some(limit_mb), Some(left)) => {
+            let left_mb = left / (1024 * 1024);
+            let text = format!("{}; {left_mb} MB are left", lost(limit_mb));
+            Warning::risk(text, format!("see that a relay works, or raise the limit: {BOUND}"))
+                .only_if(left_mb < limit_mb / 2)
+        }
     }];
     if found.wal_status.as_deref() == Some("unreserved") {
-        warnings.push(format!("slot {slot} is about to be lost: the next checkpoint may remove WAL it needs"));
+        let text = format!("slot {slot} is about to be lost: the next checkpoint may remove WAL it needs");
+        warnings.push(Warning::risk(text, format!("see that a relay works, or raise the limit: {BOUND}")));
     }
     if let Some(timeout) = server.idle_replication_slot_timeout.as_deref().filter(|timeout| *timeout != "0") {
-        warnings.push(format!("slot {slot} is lost, and events with it, when walrelay is away for {timeout}"));
+        warnings.push(Warning::risk(
+            format!("slot {slot} is lost, and events with it, when walrelay is away for {timeout}"),
+            "alter system set idle_replication_slot_timeout = 0; select pg_reload_conf()",
+        ));
     }
-    warnings.extend(match found.failover {
-        Some(false) => Some(format!("slot {slot} has failover off: it does not exist on a standby that is promoted")),
-        Some(true) if server.synchronized_standby_slots.as_deref().is_none_or(str::is_empty) => Some(
-            "synchronized_standby_slots is empty: events can be relayed that a promoted standby never had".to_owned(),
-        ),
-        Some(true) if !server.standby_slots_missing.is_empty() => Some(format!(
-            "synchronized_standby_slots names {}, which is no physical slot of this server: events wait until it is one, \
-             or is taken out of the setting",
-            server.standby_slots_missing.join(", ")
-        )),
-        Some(true) => None,
-        // The server does not say so of a slot that is still to be made.
-        None if server.major() >= FAILOVER_MAJOR_MIN => None,
-        None => Some(format!(
-            "PostgreSQL {} does not copy slots to standbys: slot {slot} does not exist on one that is promoted",
-            server.major()
-        )),
-    });
     warnings
+}
+
+/// Without a physical slot there is, as far as the server tells, no standby that could be promoted.
+fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
+    let (standbys, major) = (&server.physical_slots, server.major());
+    let wait =
+        format!("alter system set synchronized_standby_slots = '{}'; select pg_reload_conf()", standbys.join(", "));
+    let (text, remedy) = match found.failover {
+        Some(false) => (
+            format!("slot {slot} has failover off: it does not exist on a standby that is promoted"),
+            format!(
+                "stop the relay, then: psql 'dbname={} replication=database' -c 'alter_replication_slot {slot} (failover \
+                 true)'",
+                server.database
+            ),
+        ),
+        Some(true) if server.synchronized_standby_slots.as_deref().is_none_or(str::is_empty) => {
+            let text = "synchronized_standby_slots is empty: events can be relayed that a promoted standby never had";
+            (text.to_owned(), wait)
+        }
+        Some(true) if !server.standby_slots_missing.is_empty() => {
+            let text = format!(
+                "synchronized_standby_slots names {}, which is no physical slot of this server: events wait until it is \
+                 one, or is taken out of the setting",
+                server.standby_slots_missing.join(", ")
+            );
+            return vec![Warning::risk(text, wait)];
+        }
+        Some(true) => return Vec::new(),
+        // The server does not say so of a slot that is still to be made.
+        None if major >= FAILOVER_MAJOR_MIN => return Vec::new(),
+        None => (
+            format!(
+                "PostgreSQL {major} does not copy slots to standbys: slot {slot} does not exist on one that is promoted"
+            ),
+            "upgrade to PostgreSQL 17; until then, a relay reads the table after a promotion".to_owned(),
+        ),
+    };
+    vec![Warning::risk(text, remedy).only_if(!standbys.is_empty())]
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{KafkaConfig, StateConfig};
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
+use crate::sink::kafka::faults;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
 use crate::state::Stored;
@@ -143,16 +144,17 @@ fn asked<T, E>(
 }
 
 fn look(reader: &TopicReader, topic: &str) -> Result<Layout> {
-    reader.layout(topic).map_err(|error| {
-        if error.kind() != Kind::TopicRefused {
-            return error;
-        }
-        // No event waits for the topic.
-        error.with_kind(Kind::KafkaRefused).remedy(format!(
-            "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \
-             --operation Describe --topic {topic}"
-        ))
-    })
+    reader.layout(topic).map_err(|error| refused(error, topic))
+}
+
+/// `error`, where it refuses the topic, as one of the topic that keeps the position.
+pub(crate) fn refused(error: Error, topic: &str) -> Error {
+    if error.kind() != Kind::TopicRefused {
+        return error;
+    }
+    // No event waits for the topic.
+    let needs = faults::grant(&["Read", "Write", "Describe"], topic);
+    error.with_kind(Kind::KafkaRefused).remedy(format!("grant what the position needs: {needs}"))
 }
 
 fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {

@@ -10,6 +10,7 @@ mod connections;
 mod copies;
 mod dead_letters;
 mod demo;
+mod doctor;
 mod exactly_once;
 mod failover;
 mod fenced;

@@ -604,6 +604,14 @@ pub(crate) fn with_remedy(error: &Error) -> String {
     }
 }
 
+/// The risk of a table whose rows do not tell their transaction.
+pub(crate) fn without_transaction(table: &TableName) -> String {
+    format!(
+        "no column of table {table} has the transaction that inserted the row: after a loss of the slot, some events are \
+         published twice"
+    )
+}
+
 fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts: &TableFacts, adds_column: bool) {
     let table = &facts.name;
     let unfit = |cause: String, remedy: &str| Error::new(Kind::Publication, cause).remedy(remedy);
@@ -627,8 +635,8 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
             ));
         } else {
             plan.warnings.push(format!(
-                "no column of table {table} has the transaction that inserted the row: after a loss of the slot, some events \
-                 are published twice. walrelay setup --slot {} with {column}",
+                "{}. walrelay setup --slot {} with {column}",
+                without_transaction(table),
                 wanted.slot
             ));
         }

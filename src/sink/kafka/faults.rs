@@ -212,6 +212,18 @@ const FAULTS: &[Fault] = &[
     },
 ];
 
+/// The error for a topic that this client may not read.
+pub(crate) fn may_not_read(topic: &str) -> Error {
+    let error = explain(TopicAuthorizationFailed, Subject { topic: Some(topic), ..Subject::default() });
+    error.remedy(format!("grant what reading needs: {}", grant(&["Read", "Describe"], topic)))
+}
+
+/// The command that grants these operations on a topic.
+pub(crate) fn grant(operations: &[&str], topic: &str) -> String {
+    let operations: String = operations.iter().map(|operation| format!(" --operation {operation}")).collect();
+    format!("kafka-acls --add --allow-principal User:…{operations} --topic {topic}")
+}
+
 /// The code of an error; errors without one are faults of the client.
 pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
     // The library keeps this one to itself.

@@ -9,7 +9,9 @@
 //! | `faults` | error code to what becomes of the relay |
 //! | `connection` | whether Kafka answers |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
+//! | `cluster` | what the brokers say about themselves and about topics, for `walrelay doctor` |
 
+pub(crate) mod cluster;
 mod connection;
 mod context;
 pub(crate) mod faults;
@@ -24,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::{Metadata, MetadataBroker};
 use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -75,7 +78,7 @@ impl KafkaSink {
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
-    pub(super) fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
+    pub(crate) fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
         Self::with_options(Options { quiet: true, ..Options::producer(config)? })
     }
 
@@ -130,15 +133,24 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        let inner = Arc::clone(&self.inner);
-        let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
-        let metadata = tokio::select! {
-            answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))??,
-            refusal = self.inner.shared.tracker.unusable() => return Err(refusal),
-        };
+        let metadata = self.metadata(timeout).await?;
         let exists =
             |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
         Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
+    }
+
+    /// The ids of the brokers, as any of them tells. Errors are those of [`KafkaSink::missing`].
+    pub(crate) async fn brokers(&self, timeout: Duration) -> Result<Vec<i32>> {
+        Ok(self.metadata(timeout).await?.brokers().iter().map(MetadataBroker::id).collect())
+    }
+
+    async fn metadata(&self, timeout: Duration) -> Result<Metadata> {
+        let inner = Arc::clone(&self.inner);
+        let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
+        tokio::select! {
+            answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))?,
+            refusal = self.inner.shared.tracker.unusable() => Err(refusal),
+        }
     }
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
@@ -224,9 +236,8 @@ impl KafkaSink {
         if self.inner.shared.has_ended() {
             return Err(EnqueueError::Finished);
         }
-        if let Some(error) = self.too_large(record) {
-            return Err(EnqueueError::Refused(error));
-        }
+        let limit_bytes = self.inner.options().message_max_bytes;
+        fits_client(record.topic, record_bytes(record), limit_bytes).map_err(EnqueueError::Refused)?;
         opaque(ticket, false).map_err(EnqueueError::Refused)?;
         self.inner.shared.sends_to(record.topic);
         Ok(record.key.map_or_else(
@@ -242,23 +253,27 @@ impl KafkaSink {
         let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
         EnqueueError::Refused(self.inner.refusal(error, subject))
     }
+}
 
-    fn too_large(&self, record: &Record<'_>) -> Option<Error> {
-        let headers = record.headers.iter();
-        let headers: usize =
-            headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
-        let size =
-            record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
-        let limit = self.inner.options().message_max_bytes;
-        (size > limit).then(|| {
-            let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);
-            Error::new(Kind::RecordTooLarge, cause).remedy(format!(
-                "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {}, or keep large payloads \
-                 out of the outbox with a CHECK",
-                record.topic
-            ))
-        })
+/// The size of a record that is sent alone: key, value, headers and what Kafka adds, at most.
+pub(crate) fn record_bytes(record: &Record<'_>) -> usize {
+    let headers = record.headers.iter();
+    let headers: usize =
+        headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
+    record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES
+}
+
+/// Whether librdkafka takes a record of this size, with its `message.max.bytes`.
+pub(crate) fn fits_client(topic: &str, record_bytes: usize, limit_bytes: usize) -> Result<()> {
+    if record_bytes <= limit_bytes {
+        return Ok(());
     }
+    let cause =
+        format!("a record for topic {topic} has {record_bytes} bytes, more than message.max.bytes, {limit_bytes}");
+    Err(Error::new(Kind::RecordTooLarge, cause).remedy(format!(
+        "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {topic}, or keep large payloads \
+         out of the outbox with a CHECK"
+    )))
 }
 
 impl Sink for KafkaSink {

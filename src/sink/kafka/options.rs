@@ -198,6 +198,11 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     Ok(options)
 }
 
+/// The size of the largest record that librdkafka takes with this configuration: its `message.max.bytes`.
+pub(crate) fn record_limit_bytes(config: &KafkaConfig) -> Result<usize> {
+    Ok(Options::producer(config)?.message_max_bytes)
+}
+
 /// Names the settings that make a connection weaker than it looks, for a warning at start.
 pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
     let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
@@ -27,7 +27,7 @@ use crate::route::Record;
 /// How long one question to the brokers may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long one answer of the admin client may take.
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reading gives up after this long without a record or the end of a partition.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one call of librdkafka waits for a record.
@@ -271,13 +271,10 @@ impl TopicReader {
     /// The error in the operator's words. Where nothing answers, a broker may have said why.
     fn explain(&self, error: &KafkaError, topic: &str) -> Error {
         let code = faults::of_known(code(error));
-        let explained = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
         if code == RDKafkaErrorCode::TopicAuthorizationFailed {
-            return explained.remedy(format!(
-                "grant what reading needs: kafka-acls --add --allow-principal User:… --operation Read --operation Describe \
-                 --topic {topic}"
-            ));
+            return faults::may_not_read(topic);
         }
+        let explained = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
         if faults::kind(code) != Kind::KafkaUnreachable {
             return explained;
         }
@@ -304,7 +301,7 @@ impl Drop for TopicReader {
 }
 
 /// Logs what librdkafka says, and keeps why a broker refuses the client.
-struct Listening {
+pub(super) struct Listening {
     redactor: Redactor,
     refusal: Mutex<Option<Error>>,
 }
@@ -358,8 +355,11 @@ fn is_young(error: &KafkaError) -> bool {
     matches!(code(error), Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::UnknownPartition)
 }
 
+/// Why settings are not known. The client library keeps a refusal to itself and leaves the settings out.
+const HIDDEN: &str = "the Kafka user may not see its settings (DescribeConfigs)";
+
 /// Creates topics, and asks for their settings. Close it with [`TopicAdmin::close`].
-pub(crate) struct TopicAdmin(AdminClient<Listening>);
+pub(crate) struct TopicAdmin(pub(super) AdminClient<Listening>);
 
 impl TopicAdmin {
     /// `options` are those of [`Options::reader`].
@@ -373,8 +373,19 @@ impl TopicAdmin {
     pub(crate) fn create(&self, topic: &str, replicas: usize, settings: &[(&str, &str)]) -> Result<bool> {
         let replication = TopicReplication::Fixed(i32::try_from(replicas).unwrap_or(1));
         let new = settings.iter().fold(NewTopic::new(topic, 1, replication), |new, (name, value)| new.set(name, value));
+        self.ask_to_create(topic, &new, false)
+    }
+
+    /// Whether the brokers would create this topic for this client, with their defaults. Creates nothing.
+    pub(crate) fn may_create(&self, topic: &str) -> Result<()> {
+        let by_default = NewTopic::new(topic, -1, TopicReplication::Fixed(-1));
+        self.ask_to_create(topic, &by_default, true).map(|_| ())
+    }
+
+    fn ask_to_create(&self, topic: &str, new: &NewTopic<'_>, only_asks: bool) -> Result<bool> {
         let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT));
-        let created = Handle::current().block_on(self.0.create_topics([&new], &options));
+        let options = options.validate_only(only_asks);
+        let created = Handle::current().block_on(self.0.create_topics([new], &options));
         let explain = |code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
         match created.map_err(|error| explain(code(&error)))?.into_iter().next() {
             Some(Ok(_)) => Ok(true),
@@ -387,14 +398,20 @@ impl TopicAdmin {
     /// A setting of a topic, or why it is not known. `broker` is the id of any broker: asked by default is the controller,
     /// which may be out of reach.
     pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
+        let described = self.settings(ResourceSpecifier::Topic(topic), broker)?;
+        described.get(name).and_then(|entry| entry.value.clone()).ok_or_else(|| HIDDEN.to_owned())
+    }
+
+    /// All settings of a topic or a broker, or why they are not known.
+    pub(crate) fn settings(
+        &self,
+        resource: ResourceSpecifier<'_>,
+        broker: Option<i32>,
+    ) -> Result<ConfigResource, String> {
         let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).broker_id(broker);
-        let resource = ResourceSpecifier::Topic(topic);
         let asked = Handle::current().block_on(self.0.describe_configs([&resource], &options));
         let results = asked.map_err(|error: KafkaError| code(&error).to_string())?;
-        let described = results.into_iter().next().and_then(Result::ok);
-        let value = described.and_then(|described| described.get(name)?.value.clone());
-        // The client library keeps a refusal to itself and leaves the settings out.
-        value.ok_or_else(|| "the Kafka user may not see its settings (DescribeConfigs)".to_owned())
+        results.into_iter().next().and_then(Result::ok).ok_or_else(|| HIDDEN.to_owned())
     }
 
     pub(crate) fn close(self) {

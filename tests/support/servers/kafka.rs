@@ -94,9 +94,15 @@ impl Kafka {
     /// The same with ACLs. Operations without an ACL are allowed, and an anonymous client may do everything.
     #[track_caller]
     pub(crate) fn guarded(listeners: &[Listener]) -> Kafka {
+        Kafka::guarded_with(listeners, "")
+    }
+
+    /// The same with these lines in `server.properties` instead of the usual ones.
+    #[track_caller]
+    pub(crate) fn guarded_with(listeners: &[Listener], lines: &str) -> Kafka {
         let rights = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
                       super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n";
-        Kafka::configured(SESSION_MS, listeners, rights)
+        Kafka::configured(SESSION_MS, listeners, &format!("{rights}{lines}"))
     }
 
     /// A broker of the test's own, with these lines in `server.properties` instead of the usual ones.

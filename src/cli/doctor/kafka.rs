@@ -1,0 +1,142 @@
+//! The checks of Kafka: brokers, topics, and the rights of this client.
+
+use std::time::Duration;
+
+use super::Report;
+use super::postgres::Seen;
+use crate::cli::output::counted;
+use crate::config::unit::human_bytes;
+use crate::config::{Config, KafkaConfig, OnError, SinkKind, StoreKind};
+use crate::error::{Error, Kind, Result};
+use crate::relay::no_dead_letters;
+use crate::sink::KafkaSink;
+use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic};
+use crate::sink::kafka::faults::may_not_read;
+use crate::sink::kafka::fits_client;
+use crate::sink::kafka::options::record_limit_bytes;
+use crate::state::kafka::refused;
+
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a topic is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Events,
+    DeadLetters,
+    Position,
+}
+
+impl Purpose {
+    /// `error`, with what the relay needs of a topic for this purpose.
+    fn refused(self, error: Error, topic: &str) -> Error {
+        if self == Purpose::Position { refused(error, topic) } else { error }
+    }
+}
+
+/// Adds the checks of Kafka to `report`, for the topics that were seen in Postgres and those of the configuration.
+pub(super) async fn look(config: &Config, seen: Seen, report: &mut Report<'_>) {
+    if config.sink != SinkKind::Kafka {
+        return report.ok("kafka", "", "not asked: sink.kind is not kafka");
+    }
+    let brokers = match answering(&config.kafka).await {
+        Ok(brokers) => brokers,
+        Err(error) => return report.wrong("kafka", &config.kafka.brokers, &error),
+    };
+    report.ok("kafka", &config.kafka.brokers, format!("answers, with {}", counted(brokers.len() as u64, "broker")));
+    let mut topics: Vec<_> = seen.topics.keys().map(|name| (Purpose::Events, name)).collect();
+    if config.delivery.on_error == OnError::DeadLetter {
+        topics.push((Purpose::DeadLetters, &config.delivery.dead_letter_topic));
+    }
+    if config.state.store == StoreKind::Kafka {
+        topics.push((Purpose::Position, &config.state.topic));
+    }
+    let names: Vec<String> = topics.iter().map(|(_, name)| (*name).clone()).collect();
+    let (kafka, broker) = (config.kafka.clone(), brokers.first().copied().unwrap_or_default());
+    let cluster = match blocking(move || Cluster::read(&kafka, broker, &names)).await {
+        Ok(cluster) => cluster,
+        Err(error) => return report.wrong("topic", "", &error),
+    };
+    report.ok("kafka-version", "", &cluster.versions);
+    for (found, (purpose, name)) in cluster.topics.iter().zip(topics) {
+        match found {
+            Topic::Exists(found) => {
+                exists(config, found, purpose, name, report);
+                if let Some(Some((bytes, row))) = seen.topics.get(name) {
+                    record_size(config, found, name, *bytes, row, report);
+                }
+            }
+            Topic::Missing(creation) => missing(cluster.creates_topics, creation, purpose, name, report),
+            Topic::Refused(error) => report.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
+        }
+    }
+    if let Some(of) = &config.delivery.transactions {
+        let id = of.transactional_id(&seen.system_identifier, config.source.slot.as_str());
+        // No request asks for the right without fencing the relay that uses the id.
+        let found = format!("its ACLs were not asked: kafka-acls --list --transactional-id {id}");
+        report.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
+    }
+}
+
+/// The ids of the brokers, once one answers.
+async fn answering(config: &KafkaConfig) -> Result<Vec<i32>> {
+    let sink = KafkaSink::for_asking(config)?;
+    let brokers = sink.brokers(CHECK_TIMEOUT).await;
+    sink.close().await;
+    brokers
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::new(Kind::Bug, error))?
+}
+
+/// A topic that does not exist is no fault where somebody creates it.
+fn missing(by_brokers: Option<bool>, creation: &Result<()>, of: Purpose, topic: &str, report: &mut Report<'_>) {
+    const CHECK: &str = "topic";
+    let error = no_topic(topic);
+    match (creation, by_brokers, of) {
+        (Ok(()), _, Purpose::Position) => report.ok(CHECK, topic, "does not exist; the relay creates it at its start"),
+        (Err(error), _, Purpose::Position) => report.wrong(CHECK, topic, error),
+        (Ok(()), Some(true), _) => {
+            report.ok(CHECK, topic, "does not exist; the brokers create it with the first record")
+        }
+        (Ok(()), None, _) => {
+            report.risk(CHECK, topic, &error.because("this user may not see whether the brokers create topics"));
+        }
+        (.., Purpose::DeadLetters) => report.wrong(CHECK, topic, &error.because(no_dead_letters(topic))),
+        (.., Purpose::Events) => report.wrong(CHECK, topic, &error),
+    }
+}
+
+fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report: &mut Report<'_>) {
+    const RIGHTS: &str = "topic-rights";
+    let reads_tails = config.delivery.reads_tails && config.delivery.transactions.is_none();
+    let [partitions, replicas] =
+        [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
+    report.ok("topic", name, format!("{partitions}, {replicas} each"));
+    match (found.may_write, found.may_read) {
+        (true, false) if of == Purpose::Position => report.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
+        (false, _) => report.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
+        (true, false) if of == Purpose::Events && reads_tails => {
+            let why = "after a crash, events that were published before come again";
+            report.risk(RIGHTS, name, &may_not_read(name).because(why));
+        }
+        (true, _) => report.ok(RIGHTS, name, "the relay may do what it does with the topic"),
+    }
+}
+
+/// The largest record, of this row, against the limits of librdkafka and of the topic.
+fn record_size(config: &Config, found: &Description, name: &str, bytes: usize, row: &str, report: &mut Report<'_>) {
+    const CHECK: &str = "record-size";
+    let limit = found.message_max_bytes.map(|limit| human_bytes(limit as u64));
+    let limit = limit.as_deref().unwrap_or("a limit that this user may not see (DescribeConfigs)");
+    let fits = format!("the largest has {}, of {limit}", human_bytes(bytes as u64));
+    let by_client = record_limit_bytes(&config.kafka).and_then(|limit| fits_client(name, bytes, limit));
+    let codecs = ["compression.type", "compression.codec"];
+    let given = codecs.iter().find_map(|codec| config.kafka.properties.get(*codec));
+    match by_client.and_then(|()| found.takes(name, bytes)).map_err(|error| error.of_row(row)) {
+        Err(error) if given.is_some_and(|codec| codec.expose() != "none") => {
+            report.risk(CHECK, name, &error.because("unless compression makes it smaller"));
+        }
+        judged => report.judged(CHECK, name, judged, &fits),
+    }
+}

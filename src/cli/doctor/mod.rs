@@ -1,0 +1,202 @@
+//! `walrelay doctor`: both ends in one table of checks, each with what mends it. Reads only.
+
+mod kafka;
+mod postgres;
+
+use std::fmt::Display;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::config::{self, RunSettings, flags};
+use crate::cli::output::{Outcome, aligned, counted, print_report};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::source::preflight::Finding;
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub settings: RunSettings,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay doctor --config walrelay.toml
+  walrelay doctor --slot orders --brokers localhost:9092
+  walrelay doctor --config walrelay.toml --json | \\
+    jq '.checks[] | select(.state != \"ok\")'
+
+doctor takes the settings of run, asks Postgres and Kafka what run needs of them, and prints a line for each check: ok, warning or wrong. A line that is not ok is followed by the SQL or the command that mends it. The command changes and creates nothing, and a relay may work meanwhile. It learns the topics and the size of records from 1,000 rows of each table, for which the role needs SELECT. docs/operating.md lists the checks.
+
+Exit codes:
+  0   every check is ok
+  1   nothing is wrong, and at least one check has a warning
+  2   the configuration is not valid
+The other codes are those with which run would end, or which it would retry, at the first check that is wrong:
+  10  Postgres cannot be reached (11: refuses)
+  12  the server is not fit for logical replication
+  14  the slot is missing, lost, or not walrelay's
+  15  publication or table do not fit
+  21  a row makes a record that is too large
+  30  Kafka cannot be reached (31: refuses, or a topic does)";
+
+/// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
+pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
+    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let config = config::config(&settings, false)?;
+    let mut report = Report { complete, checks: Vec::new() };
+    report.ok("configuration", "", "valid");
+    for warning in config::warnings(&settings, &config) {
+        report.warning("configuration", "", warning, None);
+    }
+    let seen = postgres::look(&config, &mut report).await;
+    kafka::look(&config, seen, &mut report).await;
+    print_report(args.json, &report, &report.text())?;
+    Ok(report.verdict()?)
+}
+
+const OK: &str = "ok";
+const WARNING: &str = "warning";
+const WRONG: &str = "wrong";
+
+/// The fields are the keys of `--json`.
+#[derive(Debug, Clone, Serialize)]
+struct Check {
+    check: &'static str,
+    /// The table, topic or slot; empty where there is only one subject.
+    subject: String,
+    state: &'static str,
+    found: String,
+    fix: Option<String>,
+    /// Of a check that is wrong.
+    #[serde(skip)]
+    kind: Option<Kind>,
+}
+
+/// The checks so far.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(skip)]
+    complete: &'a dyn Fn(NextCommand) -> NextCommand,
+    checks: Vec<Check>,
+}
+
+impl Report<'_> {
+    fn ok(&mut self, check: &'static str, subject: impl Display, found: impl Display) {
+        let (subject, found) = (subject.to_string(), found.to_string());
+        self.add(Check { check, subject, state: OK, found, fix: None, kind: None });
+    }
+
+    fn warning(&mut self, check: &'static str, subject: impl Display, found: impl Display, fix: Option<Remedy>) {
+        let error = Error::new(Kind::Unhealthy, found);
+        self.risk(check, subject, &fix.into_iter().fold(error, Error::remedy));
+    }
+
+    /// `error` as a warning.
+    fn risk(&mut self, check: &'static str, subject: impl Display, error: &Error) {
+        self.add(self.failed(check, subject, error));
+    }
+
+    fn wrong(&mut self, check: &'static str, subject: impl Display, error: &Error) {
+        let failed = self.failed(check, subject, error);
+        self.add(Check { state: WRONG, kind: Some(error.kind()), ..failed });
+    }
+
+    fn failed(&self, check: &'static str, subject: impl Display, error: &Error) -> Check {
+        let fix = error.clone().with_commands(self.complete).what_to_do();
+        Check { check, subject: subject.to_string(), state: WARNING, found: error.to_string(), fix, kind: None }
+    }
+
+    fn judged(&mut self, check: &'static str, subject: impl Display, judged: Result<()>, fits: &str) {
+        match judged {
+            Ok(()) => self.ok(check, subject, fits),
+            Err(error) => self.wrong(check, subject, &error),
+        }
+    }
+
+    /// A finding of the relay's start; `fits` tells of one without a fault and without a note.
+    fn finding(&mut self, Finding { check, subject, found }: Finding, fits: &str) {
+        let warnings = match found {
+            Ok(warnings) => warnings,
+            Err(error) => return self.wrong(check, subject, &error),
+        };
+        let (notes, risks): (Vec<_>, Vec<_>) = warnings.into_iter().partition(|warning| warning.is_note);
+        let notes: Vec<String> = notes.into_iter().map(|note| note.text).collect();
+        self.ok(check, &subject, if notes.is_empty() { fits.to_owned() } else { notes.join("; ") });
+        for risk in risks {
+            self.warning(check, &subject, risk.text, risk.remedy.map(Remedy::from));
+        }
+    }
+
+    /// Adds a line. Of the lines of one check and subject, those that are not ok replace the one that is.
+    fn add(&mut self, check: Check) {
+        let same = |known: &&mut Check| known.check == check.check && known.subject == check.subject;
+        match self.checks.iter_mut().find(same) {
+            Some(known) if known.state == OK => *known = check,
+            Some(_) if check.state == OK => {}
+            Some(_) | None => self.checks.push(check),
+        }
+    }
+
+    fn count(&self, state: &str) -> u64 {
+        self.checks.iter().filter(|check| check.state == state).count() as u64
+    }
+
+    fn text(&self) -> String {
+        let mut rows = vec![["state", "check", "subject", "found"].map(str::to_owned)];
+        for Check { check, subject, state, found, fix, .. } in &self.checks {
+            rows.push([(*state).to_owned(), (*check).to_owned(), subject.clone(), found.clone()]);
+            rows.extend(fix.iter().map(|fix| [String::new(), String::new(), String::new(), format!("fix: {fix}")]));
+        }
+        let warnings = counted(self.count(WARNING), WARNING);
+        format!("{}\n\n{} ok, {warnings}, {} wrong\n", aligned(&rows), self.count(OK), self.count(WRONG))
+    }
+
+    /// The error of the first check that is wrong; a finding where there are only warnings.
+    fn verdict(&self) -> Result<()> {
+        if let Some((first, kind)) = self.checks.iter().find_map(|check| Some((check, check.kind?))) {
+            let wrong = counted(self.count(WRONG), "fault");
+            return Err(Error::new(kind, format!("{wrong}; first: {} {}", first.check, first.subject).trim_end())
+                .remedy("do what the table names after `fix:`, and run doctor again"));
+        }
+        match self.count(WARNING) {
+            0 => Ok(()),
+            warnings => Err(Error::new(Kind::Unhealthy, format!("no fault, and {}", counted(warnings, WARNING)))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_aligned_and_a_worse_state_replaces_ok_in_its_place() {
+        let complete = |next: NextCommand| next.option("slot", "orders");
+        let mut report = Report { complete: &complete, checks: Vec::new() };
+        assert_eq!(report.verdict(), Ok(()));
+        report.ok("slot", "orders", "fits");
+        report.ok("topic", "t", "1 partition");
+        report.warning("slot", "orders", "no relay", Some(Remedy::from(NextCommand::new("status"))));
+        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 1);
+        report.wrong("topic", "t", &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it"));
+        report.ok("topic", "t", "1 partition");
+        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 31);
+        insta::assert_snapshot!(report.text(), @r"
+        state    check  subject  found
+        warning  slot   orders   no relay
+                                 fix: walrelay status --slot orders
+        wrong    topic  t        gone now
+                                 fix: create it
+
+        0 ok, 1 warning, 1 wrong
+        ");
+        assert_eq!(
+            serde_json::to_value(&report).unwrap()["checks"][1],
+            serde_json::json!({"check": "topic", "subject": "t", "state": "wrong", "found": "gone\nnow", "fix": "create it"})
+        );
+    }
+}

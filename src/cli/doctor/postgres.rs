@@ -1,0 +1,240 @@
+//! The checks of Postgres. The rules are those of the relay's start.
+
+use std::collections::BTreeMap;
+
+use super::Report;
+use crate::cli::check::{LIMIT, Sampled, upkeep};
+use crate::cli::output::counted;
+use crate::cli::setup::plan::without_transaction;
+use crate::cli::sql::{Session, column};
+use crate::cli::status::NO_RELAY;
+use crate::clock::now_us;
+use crate::config::unit::human_bytes;
+use crate::config::{Config, OutboxConfig};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::poll::table_facts;
+use crate::postgres::catalog::Table;
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::quote_ident;
+use crate::relay::{RetentionLimit, can_be_read, polls_because};
+use crate::sink::kafka::record_bytes;
+use crate::source::preflight::{Facts, Slot, inspect, judge_server, survey};
+use crate::source::row_key;
+
+/// Rows of one table that are looked at, and topics that are learnt from them.
+const ROWS_MAX: usize = 1_000;
+const TOPICS_MAX: usize = 100;
+/// The greatest difference of two clocks that is no warning, beside what the measurement leaves open.
+const CLOCK_TOLERANCE_US: i64 = 2_000_000;
+
+/// What Postgres says about Kafka.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) system_identifier: String,
+    /// Topics of events, with the size of the largest record that was seen and the id of its row.
+    pub(super) topics: BTreeMap<String, Option<(usize, String)>>,
+}
+
+/// Adds the checks of Postgres to `report`. What an earlier fault leaves open is left out.
+pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
+    let mut seen = Seen::default();
+    // Without columns, a template names its topic.
+    for outbox in &config.outboxes {
+        let topic = &outbox.route.topic;
+        if topic.columns().next().is_none() {
+            seen.topics.insert(topic.source().to_owned(), None);
+        }
+    }
+    let (source, address) = (&config.source, config.source.database.describe());
+    let session = match Session::connect(&source.database, "doctor").await {
+        Ok(session) => session,
+        Err(error) => {
+            report.wrong("postgres", &address, &error);
+            return seen;
+        }
+    };
+    let mut named = config.clone();
+    let found = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await;
+    let facts = match inspect(session.client(), &source.slot, &source.publication, &named.outboxes).await {
+        Ok(facts) => facts,
+        Err(error) => {
+            report.wrong("server", "", &error);
+            return seen;
+        }
+    };
+    report.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
+    if let Err(error) = found {
+        report.wrong("row-key", "", &error);
+    }
+    let polls = polls_because(source, &facts);
+    match &polls {
+        // A poller needs neither slot nor publication. On a standby it waits, too.
+        Some(why) if !facts.server.in_recovery => {
+            report.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
+        }
+        Some(_) => report.judged("server", "", judge_server(&facts.server), ""),
+        None => streamed(report, &named, &facts),
+    }
+    match clock(&session).await {
+        Ok((ahead_us, open_us)) => judge_clock(report, ahead_us, open_us),
+        Err(error) => report.wrong("clock", "", &error),
+    }
+    for outbox in &named.outboxes {
+        let Some(name) = outbox.source.table() else { continue };
+        recovery(report, &session, &named, outbox, polls.is_some()).await;
+        let Ok(Some(table)) = Table::read(session.client(), name).await else { continue };
+        let sampled = Sampled { outbox, name, table: &table };
+        rows(report, &session, &sampled, &mut seen).await;
+    }
+    let fits = "the role may do what is configured for rows and parked events";
+    report.judged("upkeep", "", upkeep(&session, &named).await, fits);
+    seen.system_identifier = facts.system_identifier.unwrap_or_default();
+    seen
+}
+
+/// The checks of a relay that streams from the slot.
+fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
+    let source = &config.source;
+    let (slot, retained) = facts.slot.as_ref().map(|slot| described(slot, facts)).unwrap_or_default();
+    for finding in survey(facts, &source.slot, &source.publication, &config.outboxes) {
+        let fits = match finding.check {
+            "server" => "wal_level is logical, and the server is no standby",
+            "role" => "may use replication slots",
+            "slot" => &slot,
+            "publication" => "publishes inserts into the outbox",
+            "table" => "every row is in the stream",
+            _ => "no risk",
+        };
+        report.finding(finding, fits);
+    }
+    let Some(found) = facts.slot.as_ref().filter(|slot| slot.lost().is_none()) else { return };
+    if found.active_pid.is_none() {
+        let run = Remedy::from(NextCommand::new("run").option("slot", &source.slot));
+        report.warning("slot", &source.slot, format!("{NO_RELAY}; {slot}"), Some(run));
+    }
+    if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
+        let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
+        report.warning("wal-retention", &source.slot, news, Some(fix));
+    }
+}
+
+/// The state of a slot, and the bytes of WAL that it retains.
+fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
+    let retained = slot.restart_lsn.map_or(0, |restart| facts.wal_end.bytes_since(restart));
+    let status = slot.wal_status.as_deref().unwrap_or("unknown");
+    let safe = slot.safe_wal_size.and_then(|bytes| u64::try_from(bytes).ok()).map(human_bytes);
+    let safe = safe.map(|bytes| format!(", {bytes} more are safe")).unwrap_or_default();
+    let active = slot.active_pid.map_or("inactive".to_owned(), |pid| format!("active (backend pid {pid})"));
+    (format!("{active}, retains {} of WAL, wal_status {status}{safe}", human_bytes(retained)), retained)
+}
+
+/// Whether the rows of the table could take the place of a lost slot, or be polled.
+async fn recovery(report: &mut Report<'_>, session: &Session, config: &Config, outbox: &OutboxConfig, polls: bool) {
+    const CHECK: &str = "recovery";
+    let facts = match table_facts(session.client(), outbox).await {
+        Ok(facts) => facts,
+        Err(error) => return report.wrong(CHECK, &outbox.source, &error),
+    };
+    match can_be_read(&facts, outbox, config, polls) {
+        Err(error) if polls => report.wrong(CHECK, &outbox.source, &error),
+        Err(error) => report.risk(CHECK, &outbox.source, &error),
+        Ok(()) if facts.xid_column.is_none() && !outbox.upkeep.says_for_itself() => {
+            let setup = NextCommand::new("setup").option("slot", &config.source.slot);
+            let fix = Remedy::from(setup.option("table", format_args!("'{}'", facts.name)).flag("add-xid-column"));
+            report.warning(CHECK, &outbox.source, without_transaction(&facts.name), Some(fix));
+        }
+        Ok(()) => report.ok(CHECK, &outbox.source, "rows can be read in their order, and tell what was published"),
+    }
+}
+
+/// The topics and the largest records of the newest rows.
+async fn rows(report: &mut Report<'_>, session: &Session, sampled: &Sampled<'_>, seen: &mut Seen) {
+    const CHECK: &str = "rows";
+    let subject = sampled.name.to_string();
+    let values = match largest(session, sampled).await {
+        Ok(values) => values,
+        Err(error) => {
+            return report.risk(CHECK, subject, &error.about("topics and sizes of records are not known"));
+        }
+    };
+    let mut routed = Ok(());
+    for row in &values {
+        let id = row.first().cloned().flatten().unwrap_or_default();
+        match sampled.routed(row, |record| (record.topic.to_owned(), record_bytes(record))) {
+            Ok((topic, bytes)) => {
+                let largest = seen.topics.entry(topic).or_default();
+                *largest = largest.take().max(Some((bytes, id)));
+            }
+            Err(error) => routed = Err(error),
+        }
+    }
+    match routed {
+        Err(error) => report.risk(CHECK, subject, &error),
+        Ok(()) => {
+            let topics = counted(values.len() as u64, "topic");
+            report.ok(CHECK, subject, format!("{topics} in the {ROWS_MAX} rows at most that were read"));
+        }
+    }
+}
+
+/// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, of any rows.
+async fn largest(session: &Session, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
+    const DOING: &str = "reading rows";
+    let order = match sampled.ordering().filter(|column| column.leads_index) {
+        Some(column) => format!("order by {} desc nulls last", quote_ident(&column.name)?),
+        None => String::new(),
+    };
+    let columns = sampled.outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
+    let bytes = columns.iter().map(|name| format!("coalesce(pg_catalog.octet_length({name}::text), 0)"));
+    let bytes = bytes.collect::<Vec<_>>().join(" + ");
+    // A template without columns makes one topic.
+    let mut topic = "(1 = 1)".to_owned();
+    for column in sampled.outbox.route.topic.columns() {
+        topic.push_str(&format!(", {}::text", quote_ident(column)?));
+    }
+    let newest = format!("{} {order} limit {ROWS_MAX}", sampled.select()?);
+    let sql = format!(
+        "select distinct on ({topic}) {} from ({newest}) newest order by {topic}, {bytes} desc limit {TOPICS_MAX}",
+        columns.join(", ")
+    );
+    session.run(DOING, LIMIT).await?;
+    session.texts(&sql).await.map_err(|error| fault::sql(While::Querying(DOING), &error))
+}
+
+/// How far the clock of Postgres is ahead of that of this host, and how much the time of the question leaves open.
+async fn clock(session: &Session) -> Result<(i64, i64)> {
+    const SQL: &str = "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::int8 as now_us";
+    let before_us = now_us();
+    let row = session.row("asking for the time", SQL, &[]).await?;
+    let open_us = (now_us() - before_us) / 2;
+    let server_us: i64 = column(&row.ok_or_else(|| Error::new(Kind::Bug, "the server has no time"))?, "now_us")?;
+    Ok((server_us - before_us - open_us, open_us))
+}
+
+fn judge_clock(report: &mut Report<'_>, ahead_us: i64, open_us: i64) {
+    let way = if ahead_us > 0 { "ahead of" } else { "behind" };
+    let found = format!("the clock of Postgres is {} ms {way} that of this host", ahead_us.abs() / 1_000);
+    if ahead_us.abs() - open_us <= CLOCK_TOLERANCE_US {
+        return report.ok("clock", "", found);
+    }
+    let fix = Remedy::from("set both hosts by NTP, on Linux: timedatectl set-ntp true");
+    report.warning("clock", "", format!("{found}: lag in seconds is wrong by as much"), Some(fix));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_by_more_than_the_measurement_leaves_open_are_a_warning() {
+        let state = |ahead_us, open_us| {
+            let mut report = Report { complete: &|next| next, checks: Vec::new() };
+            judge_clock(&mut report, ahead_us, open_us);
+            (report.verdict().is_ok(), report.checks[0].found.clone())
+        };
+        assert_eq!(state(-1_500, 900), (true, "the clock of Postgres is 1 ms behind that of this host".to_owned()));
+        assert!(state(7_000_000, 5_000_000).0);
+        let (is_ok, found) = state(7_000_000, 1_000_000);
+        assert!(!is_ok && found.starts_with("the clock of Postgres is 7000 ms ahead of that of this host: lag"));
+    }
+}

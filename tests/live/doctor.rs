@@ -1,0 +1,234 @@
+//! docs/operating.md: `walrelay doctor` names each fault of both ends with its remedy, and changes nothing.
+
+use std::collections::BTreeSet;
+
+use rdkafka::consumer::Consumer as _;
+use serde_json::Value;
+
+use crate::support::relay::RelayCommand;
+use crate::support::servers::kafka::Listener;
+use crate::support::servers::{Kafka, Postgres, free_port};
+use crate::support::topic;
+use crate::support::wait::{LIMIT, eventually};
+use crate::support::world::{ARRIVAL, World};
+
+/// The checks of one call, and its exit code.
+struct Checks {
+    all: Vec<Value>,
+    code: i32,
+}
+
+impl Checks {
+    #[track_caller]
+    fn of(doctor: &RelayCommand) -> Checks {
+        let output = doctor.clone().flag("--json").output();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let report: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr)));
+        Checks { all: report["checks"].as_array().unwrap().clone(), code: output.status.code().unwrap() }
+    }
+
+    /// Whether a check has this state, and texts with these parts.
+    #[track_caller]
+    fn has(&self, check: &str, state: &str, found: &str, fix: &str) {
+        let text = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
+        let is_it = |it: &&Value| {
+            it["check"] == check
+                && it["state"] == state
+                && text(it, "found").contains(found)
+                && text(it, "fix").contains(fix)
+        };
+        assert!(self.all.iter().any(|it| is_it(&it)), "no {check} {state}: {found:?} {fix:?} in {:#?}", self.all);
+    }
+
+    fn states(&self) -> Vec<(&str, &str)> {
+        self.all.iter().map(|it| (it["check"].as_str().unwrap(), it["state"].as_str().unwrap())).collect()
+    }
+}
+
+fn doctor(world: &World) -> RelayCommand {
+    world.command("doctor").option("--brokers", &world.brokers)
+}
+
+/// What a command could have created in the database, and the topics that belong to the world.
+fn traces(world: &World) -> (String, BTreeSet<String>) {
+    let catalogs = "select concat_ws(' ',
+        (select string_agg(oid || relname, ' ' order by oid) from pg_class where relkind <> 't'),
+        (select string_agg(p::text, ' ' order by oid) from pg_publication p),
+        (select string_agg(concat_ws(',', slot_name, confirmed_flush_lsn), ' ') from pg_replication_slots),
+        (select string_agg(r::text, ' ') from pg_db_role_setting r),
+        (select string_agg(o::text, ' ') from outbox o))";
+    let metadata = topic::consumer(&world.brokers).fetch_metadata(None, LIMIT).unwrap();
+    let names = metadata.topics().iter().map(|topic| topic.name().to_owned());
+    (world.sql().text(catalogs), names.filter(|name| name.contains(&world.name)).collect())
+}
+
+#[test]
+fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
+    let postgres = Postgres::private(18, &[("max_slot_wal_keep_size", "8GB")]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    let doctor = doctor(&world).variable("WALRELAY_STATE_TOPIC", &format!("state.{}", world.name));
+    let before = traces(&world);
+    let checks = Checks::of(&doctor);
+    assert_eq!(checks.code, 1, "{:#?}", checks.all);
+    checks.has("slot", "warning", "no relay streams from the slot", &format!("--slot {}", world.name));
+    checks.has("topic", "ok", "the brokers create it", "");
+    checks.has("topic", "ok", "the relay creates it", "");
+    assert_eq!(traces(&world), before);
+
+    let mut relay = world.run().variable("WALRELAY_STATE_TOPIC", &format!("state.{}", world.name)).start();
+    relay.wait_ready();
+    world.wait_confirmed(ARRIVAL);
+    let checks = Checks::of(&doctor);
+    let expected = [
+        "configuration",
+        "postgres",
+        "server",
+        "role",
+        "table",
+        "slot",
+        "wal-retention",
+        "standby-slots",
+        "publication",
+        "clock",
+        "recovery",
+        "rows",
+        "upkeep",
+        "kafka",
+        "kafka-version",
+        "topic",
+        "topic-rights",
+        "record-size",
+        "topic",
+        "topic-rights",
+    ];
+    assert_eq!(checks.states(), expected.map(|name| (name, "ok")), "{:#?}", checks.all);
+    assert_eq!(checks.code, 0);
+    let table = doctor.succeed();
+    let columns: BTreeSet<_> = table.lines().filter_map(|line| line.find("  topic-rights")).collect();
+    assert!(columns.len() == 1 && table.ends_with("20 ok, 0 warnings, 0 wrong\n"), "{table}");
+    assert_eq!(relay.terminate(ARRIVAL), Some(0));
+
+    // The slot is lost.
+    postgres.alter("max_slot_wal_keep_size", "1MB");
+    eventually(
+        "the slot is lost",
+        ARRIVAL,
+        || {
+            sql.run("insert into noise select n, repeat('x', 2000) from generate_series(1, 5000) n; select pg_switch_wal(); checkpoint");
+            world.slot("wal_status")
+        },
+        |status| status == "lost",
+    );
+    let checks = Checks::of(&doctor);
+    assert_eq!(checks.code, 14, "{:#?}", checks.all);
+    checks.has("slot", "wrong", "is lost", "`walrelay run` makes it anew");
+}
+
+#[test]
+fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    let (sql, name) = (world.sql(), &world.name);
+    sql.run("alter table outbox set unlogged");
+    let checks = Checks::of(&doctor(&world));
+    checks.has("table", "wrong", "is unlogged", "alter table public.outbox set logged");
+    checks.has("slot", "wrong", "neither replication slot", "`walrelay setup --");
+    checks.has("publication", "wrong", "there is no publication", "setup");
+    checks.has("recovery", "warning", "no column gives their order", "outbox.order_by");
+    assert_eq!(checks.code, 15);
+
+    sql.run("alter table outbox set logged");
+    world.publish();
+    let checks = Checks::of(&doctor(&world));
+    checks.has("slot", "wrong", "there is no replication slot", &format!("--slot {name}` makes slot"));
+    assert_eq!(checks.code, 14);
+
+    world.setup();
+    sql.run(&format!("alter publication walrelay_{name} drop table outbox; create role {name} login"));
+    // A record that its topic does not take.
+    topic::create(&world.brokers, &world.topic(0), 1, &[("max.message.bytes", "1000")]);
+    sql.run(&format!("select emit('{}', 'a', 3000)", world.kind(0)));
+    let checks = Checks::of(&doctor(&world));
+    checks.has("publication", "wrong", "is not in publication", "add table public.outbox");
+    checks.has("wal-retention", "warning", "max_slot_wal_keep_size is -1", "alter system set");
+    checks.has("record-size", "wrong", "max.message.bytes is 1000", "raise max.message.bytes of topic");
+    assert_eq!(checks.code, 15);
+    sql.run(&format!("alter publication walrelay_{name} add table outbox"));
+    assert_eq!(Checks::of(&doctor(&world)).code, 21);
+    let compressed = doctor(&world).variable("WALRELAY_KAFKA_PROPERTY_COMPRESSION_TYPE", "zstd");
+    Checks::of(&compressed).has("record-size", "warning", "unless compression", "raise max.message.bytes");
+
+    // A role without any right.
+    let url = Postgres::shared().url_as(name, name);
+    let checks = Checks::of(&doctor(&world).option("--database-url", &url));
+    checks.has("role", "wrong", "may not use replication slots", &format!("alter role \"{name}\" replication"));
+    checks.has("rows", "warning", "sizes of records are not known", "");
+    checks.has("recovery", "warning", "the role has no right to", "grant select on public.outbox");
+    assert_eq!(checks.code, 11);
+    sql.run(&format!("drop role {name}"));
+
+    // Nobody listens at either end.
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let url = format!("postgres://postgres@{nobody}/{name}");
+    let checks = Checks::of(&doctor(&world).option("--database-url", &url).option("--brokers", &nobody));
+    checks.has("postgres", "wrong", &nobody, "check that the server runs");
+    checks.has("kafka", "wrong", "no Kafka broker answers", "check that the brokers run");
+    assert_eq!(checks.code, 10);
+    let checks = Checks::of(&doctor(&world).option("--brokers", &nobody));
+    assert_eq!(checks.code, 30, "{:#?}", checks.all);
+}
+
+#[test]
+fn missing_topics_and_rights_are_named_with_the_commands_that_mend_them() {
+    let login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"relay\";";
+    let settings = vec![("sasl.enabled.mechanisms", "PLAIN".to_owned()), ("plain.sasl.jaas.config", login.to_owned())];
+    let kafka = Kafka::guarded_with(
+        &[Listener { name: "NAMED", protocol: "SASL_PLAINTEXT", settings }],
+        "auto.create.topics.enable=false\ntransaction.max.timeout.ms=5000\n",
+    );
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    for kind in 0..2 {
+        topic::create(&world.brokers, &world.topic(kind), 1, &[]);
+    }
+    kafka.allow_writing("relay", &world.topic(0));
+    kafka.allow_writing("somebody", &world.topic(1));
+    let sql = world.sql();
+    for kind in 0..3 {
+        world.emit_to(&sql, kind, "a");
+    }
+    let user = [
+        ("SECURITY_PROTOCOL", "SASL_PLAINTEXT"),
+        ("SASL_MECHANISM", "PLAIN"),
+        ("SASL_USERNAME", "relay"),
+        ("SASL_PASSWORD", "relay"),
+    ];
+    let set = |doctor: RelayCommand, (name, value)| doctor.variable(&format!("WALRELAY_KAFKA_PROPERTY_{name}"), value);
+    let doctor = user.into_iter().fold(doctor(&world).option("--brokers", &kafka.brokers_of("NAMED")), set);
+    let doctor = doctor.option("--on-error", "dead-letter");
+    let before = traces(&world);
+    let checks = Checks::of(&doctor);
+    let [written, denied, missing] = [0, 1, 2].map(|kind| world.topic(kind));
+    checks.has(
+        "topic-rights",
+        "warning",
+        &written,
+        &format!("--operation Read --operation Describe --topic {written}"),
+    );
+    checks.has("topic-rights", "wrong", &denied, &format!("--operation Write --operation Describe --topic {denied}"));
+    checks.has("topic", "wrong", &missing, &format!("kafka-topics --create --topic {missing}"));
+    checks.has("topic", "wrong", "dead-letter topic walrelay-dead-letters does not exist", "kafka-topics --create");
+    checks.has("topic", "ok", "the relay creates it", "");
+    assert_eq!(checks.code, 31, "{:#?}", checks.all);
+    let once = Checks::of(&doctor.clone().option("--guarantee", "exactly-once"));
+    once.has("transactional-id", "wrong", "transaction.max.timeout.ms is 5000", "delivery.transaction_timeout");
+    once.has("topic-rights", "ok", "", "");
+    assert_eq!(traces(&world), before);
+
+    let wrong = doctor.clone().variable("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "wrong");
+    let checks = Checks::of(&wrong);
+    checks.has("kafka", "wrong", "Kafka refuses our credentials", "sasl.password");
+    assert_eq!(checks.code, 31);
+}
