@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner.
 DEMO = --no-default-features --features system,failpoints
 
-.PHONY: help prerequisites build demo check fmt size lint docs deny compose test test-long bench takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt size lint docs deny compose test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -57,6 +57,10 @@ test-long: prerequisites ## tests of hours: more of everything, every major of P
 		scripts/test $(FEATURES) --test walrelay -- --include-ignored --nocapture \
 		--skip starts_a_server --skip exactly_once_beside
 	scripts/mutants
+
+page: prerequisites ## the pictures of the status page in docs; needs chromium
+	WALRELAY_TEST_PICTURES=$(CURDIR)/target cargo test --locked $(FEATURES) --test walrelay -- a_browser_shows_the_page
+	cp target/status-page.png target/status-page-outage.png docs/
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =

@@ -10,7 +10,8 @@
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
 //! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_TIMES` (a file that gets a line per test: seconds and name),
-//! `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and for longer runs `WALRELAY_TEST_MAJORS=all`,
+//! `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), `WALRELAY_TEST_PICTURES` (a folder that gets pictures
+//! of the status page), and for longer runs `WALRELAY_TEST_MAJORS=all`,
 //! `WALRELAY_TEST_CHAOS_SECONDS`, `WALRELAY_TEST_CRASH_SECONDS`, `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_BROKER_RESTARTS`, `WALRELAY_TEST_PAUSE_MS`,
 //! `WALRELAY_TEST_ROWS`, `WALRELAY_TEST_EVENTS`, `WALRELAY_TEST_BACKLOG`, `WALRELAY_SIMULATION_RUNS`.
 

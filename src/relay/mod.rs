@@ -82,7 +82,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     }
     if let Err(error) = &result {
         relay.telemetry.health.halted(&error.to_string());
-        relay.telemetry.metrics.error(error.kind());
+        relay.telemetry.failed(error);
     }
     result
 }

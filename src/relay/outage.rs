@@ -145,7 +145,7 @@ impl Outage {
         let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
         let wait = self.backoff.next_wait(side);
         telemetry.metrics.retry(side);
-        telemetry.metrics.error(error.kind());
+        telemetry.failed(error);
         telemetry.connected(side, false);
         let slot = &config.source.slot;
         if let Some(topic) = error.topic() {

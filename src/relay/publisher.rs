@@ -204,7 +204,7 @@ enum Decision {
 pub struct Publisher<S> {
     pub(super) setup: Setup,
     /// By outbox: how events become records.
-    routers: Vec<Router>,
+    pub(super) routers: Vec<Router>,
     /// By outbox: what is written to rows.
     rows: Vec<RowPolicy>,
     /// What is in flight.

@@ -32,13 +32,15 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, ControlEnd, OldTransaction};
-use crate::telemetry::{Side, Telemetry};
+use crate::telemetry::{Flow, Side, Telemetry};
 use crate::upkeep::Marker;
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// How soon a record is offered again to a full sink if no delivery comes first.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// How many topics the status page shows.
+const TOPICS_MAX: usize = 12;
 /// How long a transaction may be open before the relay warns of it.
 const LONG_OPEN_SECONDS: i64 = 60;
 
@@ -86,7 +88,7 @@ pub(super) enum SharedInput {
     /// The SQL session ended.
     Control(ControlEnd),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
-    Kafka(Result<bool>),
+    Kafka(Result<Connection>),
 }
 
 /// See the module's documentation.
@@ -180,7 +182,15 @@ impl<'a> SharedLoop<'a> {
                 publisher.parking.retried(tried, &config.source.slot);
             }
             SharedInput::Control(end) => return Err(control_lost(end)),
-            SharedInput::Kafka(answers) => telemetry.connected(Side::Kafka, answers?),
+            SharedInput::Kafka(connection) => {
+                let fault = match connection? {
+                    Connection::Up => None,
+                    Connection::Down { cause, .. } => Some(Error::new(Kind::KafkaUnreachable, cause)),
+                    Connection::Refused(error) => Some(error),
+                };
+                telemetry.connected(Side::Kafka, fault.is_none());
+                fault.iter().for_each(|error| telemetry.failures.keep(error));
+            }
         }
         Ok(())
     }
@@ -226,12 +236,22 @@ impl<'a> SharedLoop<'a> {
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));
         metrics.intake_closed(publisher.intake_closed());
+        telemetry.flows.send_replace(flows(publisher));
         telemetry.health.report(!publisher.is_drained(), counts.acked > before.acked || confirmed);
         let now_us = now_us();
         for committed_at_us in publisher.ledger.take_finished() {
             metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
+}
+
+/// The events of each outbox, and of the busiest topics.
+fn flows(publisher: &Publisher<AnySink>) -> Vec<Flow> {
+    let outboxes = publisher.setup.outboxes.iter().zip(&publisher.routers);
+    let outboxes =
+        outboxes.map(|(outbox, router)| Flow { name: format!("Outbox {}", outbox.source), events: router.events });
+    let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
+    outboxes.chain(topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events })).collect()
 }
 
 /// Adds what was counted since `before` to the metrics.
@@ -303,7 +323,7 @@ impl KafkaWatch {
     ///
     /// # Errors
     /// Kafka refuses the producer for good: once.
-    async fn changed(&mut self) -> Result<bool> {
+    async fn changed(&mut self) -> Result<Connection> {
         tokio::select! {
             biased;
             error = end_of(&mut self.unusable) => {
@@ -315,7 +335,7 @@ impl KafkaWatch {
                     // The producer is gone, which its deliveries report.
                     std::future::pending::<()>().await;
                 }
-                Ok(*self.connection.borrow_and_update() == Connection::Up)
+                Ok(self.connection.borrow_and_update().clone())
             }
         }
     }

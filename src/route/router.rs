@@ -24,6 +24,8 @@ pub struct Router {
     value: Value,
     /// Names of the needed columns by place, for errors.
     columns: Vec<String>,
+    /// Events that were to be routed.
+    pub(crate) events: u64,
 }
 
 /// The headers of every record.
@@ -125,6 +127,7 @@ impl Router {
             timestamp: config.timestamp.as_deref().map(bind_column).transpose()?,
             value,
             columns: outbox.columns.clone(),
+            events: 0,
         })
     }
 
@@ -140,6 +143,7 @@ impl Router {
     /// [`RouteError`]: the event has no topic, Kafka does not allow the topic, or a value does not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
+        self.events += 1;
         self.headers.set_place(event.place);
         let known = self.topics.selector.and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {

@@ -163,6 +163,14 @@ impl AnySink {
         }
     }
 
+    /// The `max` topics that got most records from this sink, and how many, most first; none where the bus does not tell.
+    pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
+        match self {
+            AnySink::Kafka(sink) => sink.busiest_topics(max),
+            AnySink::Stdout(_) | AnySink::Null(_) => Vec::new(),
+        }
+    }
+
     /// Asks which of `topics` are not there. Creates none.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match self {

@@ -1,15 +1,15 @@
-//! Metrics and health over HTTP: three pages, read-only, no configuration and no names of rows on any of them.
+//! Metrics, health and the status page over HTTP: read-only, without payloads, secrets and settings of connections.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use super::Telemetry;
+use super::page::{ClosesAt, Page};
 use crate::error::{Error, Kind, Result};
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
@@ -58,8 +59,15 @@ pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Infallible {
 }
 
 async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Infallible {
+    let page = Page::new(telemetry.clone());
+    tokio::select! {
+        never = accept(limits, listener, router(telemetry, &page)) => never,
+        never = page.keep() => never,
+    }
+}
+
+async fn accept(limits: Limits, listener: TcpListener, router: Router) -> Infallible {
     let free = Arc::new(Semaphore::new(limits.connections));
-    let pages = TowerToHyperService::new(router(telemetry));
     loop {
         // The semaphore is never closed.
         let permit = Arc::clone(&free).acquire_owned().await.ok();
@@ -71,12 +79,14 @@ async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetr
                 continue;
             }
         };
+        let closes_at = Instant::now() + limits.lifetime;
+        let pages = router.clone().layer(Extension(ClosesAt(closes_at)));
         let connection = http1::Builder::new()
             .keep_alive(false)
             .max_buf_size(limits.head_bytes)
-            .serve_connection(TokioIo::new(stream), pages.clone());
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(pages));
         tokio::spawn(async move {
-            if let Ok(Err(error)) = tokio::time::timeout(limits.lifetime, connection).await {
+            if let Ok(Err(error)) = tokio::time::timeout_at(closes_at.into(), connection).await {
                 tracing::debug!(%error, "a connection for metrics and health failed");
             }
             drop(permit);
@@ -84,25 +94,25 @@ async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetr
     }
 }
 
-fn router(telemetry: Telemetry) -> Router {
+fn router(telemetry: Telemetry, page: &Arc<Page>) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .fallback(not_found)
         .with_state(telemetry)
+        .merge(page.routes())
         .layer(axum::middleware::map_response(guarded))
 }
 
-/// Nothing cached, nothing sniffed or framed.
+/// Nothing cached, nothing sniffed or framed. A page that loads something has a policy of its own.
 async fn guarded(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
-    );
+    headers
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
 }
 
@@ -111,7 +121,7 @@ async fn alive() -> &'static str {
 }
 
 async fn not_found() -> (StatusCode, &'static str) {
-    (StatusCode::NOT_FOUND, "not found; there are /metrics, /healthz and /readyz\n")
+    (StatusCode::NOT_FOUND, "not found; there are /, /metrics, /healthz and /readyz\n")
 }
 
 async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
@@ -170,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_three_pages_answer_and_nothing_else_does() {
+    async fn the_pages_answer_and_nothing_else_does() {
         let server = start(Limits::default()).await;
         server.telemetry.metrics.acked_events.inc_by(42);
         let (status, text) = ask(server.addr, "GET", "/metrics").await;
@@ -179,7 +189,7 @@ mod tests {
         assert_eq!(ask(server.addr, "GET", "/healthz").await, (200, "alive\n".to_owned()));
         assert_eq!(ask(server.addr, "HEAD", "/metrics").await, (200, String::new()));
         assert_eq!(ask(server.addr, "POST", "/metrics").await.0, 405);
-        for path in ["/", "/debug/pprof", "/config", "/metrics/", "/..%2f"] {
+        for path in ["/debug/pprof", "/config", "/metrics/", "/..%2f"] {
             assert_eq!(ask(server.addr, "GET", path).await.0, 404, "{path}");
         }
     }

@@ -1,17 +1,23 @@
-//! Logs, metrics and health of a running relay.
+//! Logs, metrics, health and the status page of a running relay.
 //!
 //! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its pages answer while
 //! it is stalled.
 
+pub(crate) mod failures;
 pub mod health;
 pub mod http;
 pub mod logging;
 pub mod metrics;
+mod page;
 
 use std::time::Duration;
 
+use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
+use tokio::sync::watch;
+
+use crate::error::Error;
 
 /// One of the two ends that the relay connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,6 +94,14 @@ impl IntakeClosed {
     }
 }
 
+/// The events of an outbox or a topic. A new producer, or a new reader of a table, counts from 0.
+#[derive(Debug, Clone)]
+pub(crate) struct Flow {
+    /// Such as `Topic orders`.
+    pub(crate) name: String,
+    pub(crate) events: u64,
+}
+
 /// Metrics and health of one relay. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
@@ -95,12 +109,27 @@ pub struct Telemetry {
     pub metrics: Metrics,
     /// The reports for readiness.
     pub health: HealthHandle,
+    /// The last errors.
+    pub(crate) failures: Failures,
+    /// The events of each outbox and of the busiest topics, for the status page.
+    pub(crate) flows: watch::Sender<Vec<Flow>>,
 }
 
 impl Telemetry {
     /// New metrics, and a health that is not ready until the relay reports.
     pub fn new(ready_within: Duration) -> Self {
-        Telemetry { metrics: Metrics::new(), health: HealthHandle::new(ready_within) }
+        Telemetry {
+            metrics: Metrics::new(),
+            health: HealthHandle::new(ready_within),
+            failures: Failures::default(),
+            flows: watch::Sender::default(),
+        }
+    }
+
+    /// Counts an error, whatever its consequence, and keeps it for the status page.
+    pub(crate) fn failed(&self, error: &Error) {
+        self.metrics.error(error.kind());
+        self.failures.keep(error);
     }
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.

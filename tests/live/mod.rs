@@ -20,6 +20,7 @@ mod memory;
 mod operations;
 mod order;
 mod outboxes;
+mod page;
 mod parked;
 mod parked_asked;
 mod parked_bulk;

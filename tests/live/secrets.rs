@@ -41,6 +41,7 @@ fn passwords_properties_and_payloads_reach_no_output() {
     eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
     assert!(world.records(0)[0].value_text().contains(PAYLOAD));
     assert_clean("the metrics", &relay.metrics());
+    assert_clean("the page", &relay.get("/").expect("a page").1);
     let status = world.command("status").option("--database-url", &url).flag("--json").output();
     assert_clean("the status", &String::from_utf8_lossy(&status.stdout));
     assert_clean("the status", &String::from_utf8_lossy(&status.stderr));

@@ -181,7 +181,7 @@ fn fresh_path(suffix: &str) -> PathBuf {
 /// A running relay. Dropping it kills it with SIGKILL; in a failing test it also prints its last lines and its metrics.
 pub(crate) struct Relay {
     pub(crate) process: Process,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 impl Relay {
@@ -244,7 +244,8 @@ impl Relay {
         value.split_whitespace().next()?.parse().ok()
     }
 
-    fn get(&self, path: &str) -> Option<(u16, String)> {
+    /// Status and body of a page; none without an answer.
+    pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;

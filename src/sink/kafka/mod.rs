@@ -128,6 +128,11 @@ impl KafkaSink {
         self.inner.shared.tracker.subscribe()
     }
 
+    /// See [`AnySink::busiest_topics`](crate::sink::AnySink::busiest_topics).
+    pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
+        self.openings.busiest(max)
+    }
+
     /// Asks any broker which of `topics` the cluster does not have, or hides from this user. Creates none.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! producer. Records of other partitions pass them by. What waits counts as enqueued, and so is bounded by whoever
 //! bounds what is in flight.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -119,6 +120,8 @@ struct Topic {
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
     waiting: VecDeque<Waiting>,
+    /// Records that were sent.
+    sent: u64,
 }
 
 /// A record that waits for its partition to be opened.
@@ -199,7 +202,7 @@ impl Openings {
                 let index = self.topics.len();
                 self.names.insert(topic.to_owned(), index);
                 let (count, partitions, waiting) = (partitioner.count(topic), Vec::new(), VecDeque::new());
-                self.topics.push(Topic { count, partitions, unplaced: false, waiting });
+                self.topics.push(Topic { count, partitions, unplaced: false, waiting, sent: 0 });
                 index
             }
         };
@@ -269,6 +272,7 @@ impl Openings {
 
     pub(super) fn sent(&mut self, destination: Destination, ticket: Ticket, partitioner: &KeyPartitioner) {
         let Some(topic) = self.topics.get_mut(destination.topic) else { return };
+        topic.sent += 1;
         // A count that has just changed may have placed it elsewhere.
         let partition = destination.partition.filter(|_| partitioner.version() == self.version);
         match partition.and_then(|partition| topic.partitions.get_mut(partition)) {
@@ -280,6 +284,15 @@ impl Openings {
             None => topic.unplaced = true,
         }
         self.firsts.insert(ticket, Destination { partition, ..destination });
+    }
+
+    /// The `max` topics that most records were sent to, and how many, most first.
+    pub(super) fn busiest(&self, max: usize) -> Vec<(&str, u64)> {
+        let sent = |index: &usize| self.topics.get(*index).map_or(0, |topic| topic.sent);
+        let mut topics: Vec<_> = self.names.iter().map(|(name, index)| (name.as_str(), sent(index))).collect();
+        topics.sort_unstable_by_key(|(name, sent)| (Reverse(*sent), *name));
+        topics.truncate(max);
+        topics
     }
 
     /// These were acked. Gives the topics in which something may be released.

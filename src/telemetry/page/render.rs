@@ -1,0 +1,289 @@
+//! The page as HTML. `maud` escapes each text, whatever it holds.
+
+use std::fmt::Write as _;
+
+use maud::{Markup, html};
+
+use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
+use crate::config::unit::human_bytes;
+use crate::error::{Kind, NextCommand};
+use crate::telemetry::{IntakeClosed, NotReady, Side};
+
+const WAL: &str = "walrelay_received_bytes_total";
+const ASSEMBLED: &str = "walrelay_assembled_events_total";
+const ACKED: &str = "walrelay_acked_events_total";
+const PARKED: &str = "walrelay_waiting_events";
+const OLDEST: &str = "walrelay_oldest_transaction_seconds";
+const SAFE_WAL: &str = "walrelay_slot_safe_wal_bytes";
+const ROUND_TRIP: &str = "walrelay_broker_round_trip_seconds";
+
+/// Samples of the smallest picture, which is stretched to its place.
+const WIDTH_MIN: usize = 15;
+
+/// A form for people.
+type Shown = fn(f64) -> String;
+
+/// The parts that change, each with an id.
+pub(super) fn sections(now: &Snapshot) -> Markup {
+    let about = |label| now.figures.info("walrelay_relay_info", label);
+    let (tone, headline, notes) = state(now);
+    html! {
+        header #about {
+            h1 { "walrelay" @if let Some(slot) = about("slot") { " · " (slot) } }
+            @for label in ["database", "publication", "mode", "guarantee"] {
+                @if let Some(value) = about(label) { span .soft { (label) " " (value) } }
+            }
+            @if let Some(version) = now.figures.info("walrelay_build_info", "version") { span .soft { "version " (version) } }
+            span .soft { (time(now.at)) " UTC" }
+        }
+        section #state .(tone) role="status" {
+            h2 { (headline) }
+            @for note in notes { p { (note) } }
+        }
+        section #way { (way(now)) }
+        section #hour {
+            @for (place, what) in ["Lag in bytes", "Lag in seconds", "WAL retained for the slot"].into_iter().enumerate() {
+                div .card { (picture(now, place, what)) }
+            }
+        }
+        section #rates .card { h2 { "Rates" } (rates(now)) }
+        section #undelivered .card { h2 { "Not delivered" } (undelivered(now)) }
+        section #errors .card { h2 { "Last errors" } (errors(now)) }
+        p #relays .soft { code { (of_relay(now, "status")) } " lists the relays of this slot, with those that stand by." }
+    }
+}
+
+/// What the relay is doing, in words: the tone, the headline and notes.
+fn state(now: &Snapshot) -> (&'static str, String, Vec<String>) {
+    let figure = |name| now.figures.get(name).unwrap_or_default();
+    let parked = Some(figure(PARKED)).filter(|parked| *parked > 0.0);
+    let parked = parked.map(|parked| format!("{} events are parked until they can be delivered.", count(parked)));
+    let (tone, headline, note) = match &now.not_ready {
+        None => {
+            let note = match figure(LAG_SECONDS) {
+                _ if figure("walrelay_reads_table") > 0.0 => "It reads the table and publishes its rows.".to_owned(),
+                0.0 => "All received events are in Kafka.".to_owned(),
+                lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
+            };
+            (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
+        }
+        Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
+            ("wait", format!("Not at work: {reason}"), None)
+        }
+        Some(reason) => ("bad", format!("Not ready: {reason}"), remedy(reason).map(|remedy| format!("Fix: {remedy}."))),
+    };
+    (tone, headline, [note, parked].into_iter().flatten().collect())
+}
+
+fn remedy(reason: &NotReady) -> Option<String> {
+    let kind = match reason {
+        NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
+        NotReady::Disconnected(Side::Kafka) | NotReady::Stalled(_) => Kind::KafkaUnreachable,
+        NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
+        NotReady::OverBudget(..) => return Some("see docs/operating.md, \"What holds back WAL\"".to_owned()),
+        NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
+        NotReady::Halted(_) => return Some("the last error below says what to do".to_owned()),
+        NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,
+    };
+    kind.remedy().map(|remedy| remedy.to_string())
+}
+
+fn words(why: IntakeClosed) -> &'static str {
+    match why {
+        IntakeClosed::TopicTail => "the relay reads the end of a topic, to find events published before a crash",
+        IntakeClosed::IsolatedRecord => "the relay sends one record alone, because the broker may reject it",
+        IntakeClosed::QueueFull => "the queue of the Kafka client is full",
+        IntakeClosed::DeadLetter => "the relay tries a dead letter again",
+        IntakeClosed::InFlightEvents => "kafka.max_in_flight_events is reached",
+        IntakeClosed::InFlightBytes => "kafka.max_in_flight_bytes is reached",
+        IntakeClosed::WriteBack => "the relay marks, deletes or parks rows first",
+        IntakeClosed::ParkedBytes => "parked events wait for the write to walrelay.parked",
+        IntakeClosed::Transaction => "a Kafka transaction commits",
+    }
+}
+
+/// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
+fn way(now: &Snapshot) -> Markup {
+    let sample = |reason: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}}", reason.name());
+    let closed = IntakeClosed::ALL.into_iter().find(|reason| now.figures.get(&sample(reason)) == Some(1.0));
+    html! {
+        div .card {
+            h2 { "Postgres slot" }
+            dl {
+                (connection(now, Side::Postgres))
+                (list(now, &[("Behind", LAG_BYTES, bytes), ("WAL retained", RETAINED, bytes), ("WAL until it is lost", SAFE_WAL, bytes)]))
+                (list(now, &[("Oldest transaction", OLDEST, seconds)]))
+            }
+        }
+        div .arrow { (rate(now, ASSEMBLED, per_second)) " events/s" }
+        div .card {
+            h2 { "In flight" }
+            dl {
+                dt { "Intake" } dd { @if closed.is_some() { b .wait { "closed" } } @else { b .good { "open" } } }
+                (list(now, &[("Events", "walrelay_in_flight_events", count), ("Memory", "walrelay_in_flight_bytes", bytes)]))
+                (list(now, &[("Age of the oldest", LAG_SECONDS, seconds)]))
+            }
+            @if let Some(why) = closed { p .soft { "Closed: " (words(why)) } }
+        }
+        div .arrow { (rate(now, ACKED, per_second)) " acks/s" }
+        div .card {
+            h2 { "Kafka" }
+            dl {
+                (connection(now, Side::Kafka))
+                (list(now, &[("Acked events", ACKED, count), ("Round trip", ROUND_TRIP, seconds)]))
+                (list(now, &[("Retries", "walrelay_retries_total{side=\"kafka\"}", count)]))
+            }
+        }
+    }
+}
+
+fn list(now: &Snapshot, terms: &[(&str, &str, Shown)]) -> Markup {
+    let shown = |sample| now.figures.get(sample).is_some() || ![SAFE_WAL, ROUND_TRIP].contains(&sample);
+    html! { @for (term, sample, form) in terms.iter().filter(|of| shown(of.1)) { dt { (term) } dd { (figure(now, sample, *form)) } } }
+}
+
+fn connection(now: &Snapshot, side: Side) -> Markup {
+    let sample = format!("walrelay_connection_state{{side=\"{}\"}}", side.name());
+    let tone = if now.figures.get(&sample) == Some(1.0) { "good" } else { "bad" };
+    let words = |state: f64| if state == 1.0 { "up".to_owned() } else { "down".to_owned() };
+    html! { dt { "Connection" } dd { b .(tone) { (figure(now, &sample, words)) } } }
+}
+
+/// A figure of `/metrics`, with its name and its exact value for whoever asks.
+fn figure(now: &Snapshot, sample: &str, shown: Shown) -> Markup {
+    html! {
+        @match now.figures.get(sample) {
+            Some(value) => data value=(value) title=(sample) { (shown(value)) },
+            None => span .soft title=(sample) { "not known" },
+        }
+    }
+}
+
+fn rate(now: &Snapshot, sample: &str, shown: Shown) -> Markup {
+    html! { span title={ "rate of " (sample) } { (now.rate(sample).map_or_else(|| "–".to_owned(), shown)) } }
+}
+
+/// A drawn figure over the last hour, newest at the right. Time in which the relay was not ready is shaded.
+fn picture(now: &Snapshot, place: usize, what: &str) -> Markup {
+    let sample = DRAWN.get(place).copied().unwrap_or_default();
+    let shown: Shown = if sample == LAG_SECONDS { seconds } else { bytes };
+    let values = now.hour.iter().map(|of| of.highest.get(place).copied().flatten());
+    let highest = values.clone().flatten().chain(now.figures.get(sample)).reduce(f64::max);
+    let highest_shown = highest.map_or_else(|| "–".to_owned(), shown);
+    let scale = 100.0 / highest.filter(|highest| *highest > 0.0).unwrap_or(1.0);
+    let width = now.hour.len().max(WIDTH_MIN);
+    let (mut bars, mut out) = (String::new(), String::new());
+    for (at, (of, value)) in (width - now.hour.len()..).zip(now.hour.iter().zip(values)) {
+        // Writing to a string does not fail.
+        value.and_then(|value| write!(bars, "M{at} 101v-{:.1}h1V101", value * scale + 1.0).ok());
+        of.is_out.then(|| write!(out, "M{at} 0v101h1V0").ok());
+    }
+    html! {
+        h2 { (what) }
+        p { span .now { (figure(now, sample, shown)) } " " span .soft { "highest " (highest_shown) } }
+        svg viewBox={ "0 0 " (width) " 101" } preserveAspectRatio="none" role="img"
+            aria-label={ (what) " over time: highest " (highest_shown) } {
+            path .out d=(out) {}
+            path .bars d=(bars) {}
+        }
+        p .ends .soft { span { (width as u64 * SAMPLE_SECONDS / 60) " min ago" } span { "now" } }
+    }
+}
+
+fn rates(now: &Snapshot) -> Markup {
+    let totals: [(&str, &str, Shown, Shown); 3] = [
+        ("WAL received", WAL, bytes, bytes),
+        ("Events received", ASSEMBLED, per_second, count),
+        ("Events acked", ACKED, per_second, count),
+    ];
+    html! {
+        table {
+            tr { th {} th .number { "per second" } th .number { "since the start" } }
+            @for (what, sample, by_second, shown) in totals {
+                tr { td { (what) } td .number { (rate(now, sample, by_second)) } td .number { (figure(now, sample, shown)) } }
+            }
+            @for flow in &now.flows { tr { td { (flow) } td .number { (rate(now, flow, per_second)) } td {} } }
+        }
+    }
+}
+
+/// Events that Kafka does not have, and the commands that show them.
+fn undelivered(now: &Snapshot) -> Markup {
+    let rows = [
+        ("Parked now", PARKED, Some("parked list")),
+        ("Parked, and delivered since", "walrelay_unparked_events_total", None),
+        ("Dead letters", "walrelay_dead_lettered_events_total", Some("dead-letters list")),
+        ("Skipped: the log names each", "walrelay_skipped_events_total", None),
+    ];
+    let counted = [("Unpublished rows", "walrelay_unpublished_rows"), ("Failed rows", "walrelay_failed_rows")];
+    html! {
+        table .rows {
+            @for (what, sample, command) in rows {
+                tr {
+                    td { (what) } td .number { (figure(now, sample, count)) }
+                    td { @if let Some(command) = command { code { (of_relay(now, command)) } } }
+                }
+            }
+            @for (what, metric) in counted {
+                @for (outbox, sample) in now.figures.by_label(metric, "outbox") {
+                    tr { td { (what) " of " (outbox) } td .number { (figure(now, sample, count)) } td {} }
+                }
+            }
+        }
+    }
+}
+
+/// A command for this relay's slot.
+fn of_relay(now: &Snapshot, name: &'static str) -> NextCommand {
+    let slot = now.figures.info("walrelay_relay_info", "slot");
+    slot.into_iter().fold(NextCommand::new(name), |command, slot| command.option("slot", slot))
+}
+
+fn errors(now: &Snapshot) -> Markup {
+    html! {
+        @if now.failures.is_empty() { p .soft { "None since the start." } }
+        ol {
+            @for failure in &now.failures {
+                li {
+                    p .soft { (time(failure.at)) " UTC" @if failure.times > 1 { ", " (failure.times) " times" } }
+                    p { (failure.what) }
+                    @if let Some(remedy) = &failure.remedy { p { b { "Fix: " } (remedy) } }
+                }
+            }
+        }
+    }
+}
+
+fn bytes(bytes: f64) -> String {
+    human_bytes(bytes as u64)
+}
+
+/// A whole number with its thousands apart.
+fn count(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut shown = String::new();
+    for (index, digit) in digits.char_indices() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            shown.push('\u{202f}');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+fn per_second(rate: f64) -> String {
+    if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { count(rate) }
+}
+
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        under if under == 0.0 || (10.0..120.0).contains(&under) => format!("{under:.0} s"),
+        under if under < 10.0 => format!("{under:.1} s"),
+        under if under < 7_200.0 => format!("{:.0} min", under / 60.0),
+        hours => format!("{:.1} h", hours / 3_600.0),
+    }
+}
+
+fn time(at: jiff::Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+}

@@ -1,0 +1,137 @@
+//! What the page shows of one instant, and the last hour.
+//!
+//! The figures are read from the text of `/metrics`: both pages show the same, and a new metric needs nothing here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use jiff::Timestamp;
+
+use crate::telemetry::failures::Failure;
+use crate::telemetry::{NotReady, Telemetry};
+
+/// The pictures show so many samples; each has the highest of so many ticks, and a tick is a second.
+pub(super) const SAMPLES_MAX: usize = 180;
+pub(super) const SAMPLE_SECONDS: u64 = 20;
+/// Rates are those of so many ticks. Over less time than this, a rate would say nothing.
+const RATE_TICKS: usize = 10;
+const RATE_SECONDS_MIN: f64 = 0.5;
+
+pub(super) const LAG_SECONDS: &str = "walrelay_lag_seconds";
+pub(super) const LAG_BYTES: &str = "walrelay_lag_bytes";
+pub(super) const RETAINED: &str = "walrelay_retained_wal_bytes";
+/// The metrics of the pictures.
+pub(super) const DRAWN: [&str; 3] = [LAG_BYTES, LAG_SECONDS, RETAINED];
+
+/// The metrics of one instant, by name and labels as in `/metrics`, without buckets; and flows by their names.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Figures(BTreeMap<String, f64>);
+
+impl Figures {
+    fn of(telemetry: &Telemetry) -> Figures {
+        let text = telemetry.metrics.encode().unwrap_or_default();
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{"));
+        let samples = lines.filter_map(|line| line.rsplit_once(' '));
+        let samples = samples.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+        let flows = telemetry.flows.borrow().clone();
+        Figures(samples.chain(flows.into_iter().map(|flow| (flow.name, flow.events as f64))).collect())
+    }
+
+    pub(super) fn get(&self, sample: &str) -> Option<f64> {
+        self.0.get(sample).copied()
+    }
+
+    /// The samples of a metric that have this label: the label's value, and the whole name.
+    pub(super) fn by_label(&self, metric: &str, label: &str) -> Vec<(String, &str)> {
+        let samples = self.0.keys().filter(|name| name.strip_prefix(metric).is_some_and(|rest| rest.starts_with('{')));
+        samples.filter_map(|name| Some((value_of(name, label)?, name.as_str()))).collect()
+    }
+
+    /// The value of a label of an info metric.
+    pub(super) fn info(&self, metric: &str, label: &str) -> Option<String> {
+        self.by_label(metric, label).into_iter().map(|(value, _)| value).next()
+    }
+}
+
+/// The value of a label in the name of a sample.
+fn value_of(sample: &str, label: &str) -> Option<String> {
+    let (_, rest) = sample.split_once(&format!("{label}=\""))?;
+    let end = rest.find("\",").or_else(|| rest.find("\"}"))?;
+    Some(rest.get(..end)?.replace("\\\"", "\""))
+}
+
+/// The highest figures of some seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    /// Of [`DRAWN`]; none where nothing was known.
+    pub(super) highest: [Option<f64>; 3],
+    /// Whether the relay was not ready at any time, and should have been.
+    pub(super) is_out: bool,
+}
+
+/// The last hour in samples, and the last seconds in full. Its size is bounded.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    ticks: u64,
+    hour: VecDeque<Sample>,
+    recent: VecDeque<(Instant, Figures)>,
+}
+
+impl History {
+    /// Takes a snapshot of a further second, which was taken at `now`.
+    pub(super) fn tick(&mut self, snapshot: &Snapshot, now: Instant) {
+        let is_out = !matches!(snapshot.not_ready, None | Some(NotReady::Starting | NotReady::StandingBy(_)));
+        let figures = DRAWN.map(|name| snapshot.figures.get(name));
+        match self.hour.back_mut() {
+            Some(newest) if !self.ticks.is_multiple_of(SAMPLE_SECONDS) => {
+                newest.is_out |= is_out;
+                for (highest, figure) in newest.highest.iter_mut().zip(figures) {
+                    *highest = [*highest, figure].into_iter().flatten().reduce(f64::max);
+                }
+            }
+            Some(_) | None => self.hour.push_back(Sample { highest: figures, is_out }),
+        }
+        self.ticks += 1;
+        self.recent.push_back((now, snapshot.figures.clone()));
+        self.hour.drain(..self.hour.len().saturating_sub(SAMPLES_MAX));
+        self.recent.drain(..self.recent.len().saturating_sub(RATE_TICKS));
+    }
+}
+
+/// What the page shows.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) at: Timestamp,
+    pub(super) figures: Figures,
+    /// The figures of some seconds ago, and how many seconds.
+    before: Option<(f64, Figures)>,
+    /// Their names, in order.
+    pub(super) flows: Vec<String>,
+    /// Oldest first.
+    pub(super) hour: Vec<Sample>,
+    pub(super) not_ready: Option<NotReady>,
+    /// Newest first.
+    pub(super) failures: Vec<Failure>,
+}
+
+impl Snapshot {
+    pub(super) fn take(telemetry: &Telemetry, history: &History, now: Instant) -> Snapshot {
+        let before = history.recent.front();
+        Snapshot {
+            at: Timestamp::now(),
+            figures: Figures::of(telemetry),
+            before: before.map(|(then, figures)| (now.duration_since(*then).as_secs_f64(), figures.clone())),
+            flows: telemetry.flows.borrow().iter().map(|flow| flow.name.clone()).collect(),
+            hour: history.hour.iter().copied().collect(),
+            not_ready: telemetry.health.not_ready(),
+            failures: telemetry.failures.newest_first(),
+        }
+    }
+
+    /// By how much a counter or a flow grew in a second, lately; `None` while unknown.
+    pub(super) fn rate(&self, sample: &str) -> Option<f64> {
+        let (seconds, before) = self.before.as_ref().filter(|(seconds, _)| *seconds >= RATE_SECONDS_MIN)?;
+        // Flows are counted anew with each producer.
+        Some((self.figures.get(sample)? - before.get(sample).unwrap_or_default()).max(0.0) / seconds)
+    }
+}

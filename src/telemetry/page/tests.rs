@@ -1,0 +1,111 @@
+use super::snapshot::{SAMPLES_MAX, Snapshot};
+use super::*;
+use crate::error::{Error, Kind};
+use crate::position::Lsn;
+use crate::telemetry::{Flow, Side};
+
+/// What the page shows after so many ticks.
+fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
+    let (mut history, start) = (History::default(), Instant::now());
+    for tick in 0..ticks {
+        let now = start + TICK * u32::try_from(tick).unwrap();
+        let snapshot = Snapshot::take(telemetry, &history, now);
+        history.tick(&snapshot, now);
+    }
+    Snapshot::take(telemetry, &history, start + TICK * u32::try_from(ticks).unwrap())
+}
+
+fn ready() -> Telemetry {
+    let telemetry = Telemetry::new(Duration::from_secs(30));
+    Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
+    telemetry.health.report(false, false);
+    telemetry.metrics.confirmed_lsn.set(Lsn::new(1_000));
+    telemetry.metrics.server_wal_end_lsn.set(Lsn::new(6_000));
+    telemetry
+}
+
+#[test]
+fn a_page_without_data_says_so_and_draws_nothing() {
+    let html = html(&page(&Telemetry::new(Duration::from_secs(30)), 0));
+    assert!(
+        html.contains(
+            r#"<section class="wait" id="state" role="status"><h2>Not at work: not connected to both ends yet"#
+        ),
+        "{html}"
+    );
+    assert!(html.contains(r#"<span class="soft" title="walrelay_lag_bytes">not known</span>"#), "{html}");
+    assert!(html.contains(r#"<path class="bars" d=""></path>"#), "{html}");
+    assert!(html.contains("None since the start."));
+}
+
+#[test]
+fn the_figures_of_the_page_are_samples_of_the_metrics() {
+    let telemetry = ready();
+    telemetry.metrics.acked_events.inc_by(1_234_567);
+    let html = html(&page(&telemetry, 3));
+    assert!(html.contains("<h2>The relay works</h2><p>All received events are in Kafka.</p>"), "{html}");
+    assert!(html.contains(r#"<data value="5000" title="walrelay_lag_bytes">4.9 KiB</data>"#), "{html}");
+    let acked = "<data value=\"1234567\" title=\"walrelay_acked_events_total\">1\u{202f}234\u{202f}567</data>";
+    assert!(html.contains(acked), "{html}");
+    let (metrics, mut seen) = (telemetry.metrics.encode().unwrap(), 0);
+    for (_, figure) in html.match_indices("<data value=\"").map(|(at, found)| html.split_at(at + found.len())) {
+        let (value, rest) = figure.split_once("\" title=\"").unwrap();
+        let sample = rest.split_once("\">").unwrap().0.replace("&quot;", "\"");
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{sample} ")))
+            .unwrap_or_else(|| panic!("{sample}"));
+        // A time goes on between the two.
+        assert_eq!(line.parse::<f64>().unwrap(), value.parse::<f64>().unwrap(), "{sample}");
+        seen += 1;
+    }
+    assert!(seen > 15, "{seen} figures");
+}
+
+#[test]
+fn an_outage_turns_the_page_and_is_shaded_in_the_pictures() {
+    let telemetry = ready();
+    telemetry.connected(Side::Kafka, false);
+    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
+    let html = html(&page(&telemetry, 3));
+    assert!(
+        html.contains(r#"<section class="bad" id="state" role="status"><h2>Not ready: not connected to kafka</h2>"#),
+        "{html}"
+    );
+    assert!(html.contains("check that the brokers run and can be reached from here"), "{html}");
+    assert!(html.contains("<p>no broker answers</p>"), "{html}");
+    assert!(html.contains(r#"<path class="out" d="M14 0v101h1V0"></path>"#), "{html}");
+}
+
+#[test]
+fn whatever_comes_from_outside_is_escaped() {
+    let hostile = "<script>alert('\"&')</script>";
+    let telemetry = ready();
+    telemetry.failed(&Error::new(Kind::KafkaRefused, hostile).remedy(hostile));
+    telemetry.flows.send_replace(vec![Flow { name: hostile.to_owned(), events: 1 }]);
+    telemetry.standing_by(Some(hostile.to_owned()));
+    let html = html(&page(&telemetry, 1));
+    assert!(!html.contains("<script>alert"), "{html}");
+    assert!(html.matches("&lt;script&gt;alert('&quot;&amp;')&lt;/script&gt;").count() >= 4, "{html}");
+}
+
+#[test]
+fn the_history_is_bounded_and_rates_are_those_of_the_last_seconds() {
+    let telemetry = ready();
+    let (mut history, start) = (History::default(), Instant::now());
+    for second in 0..5_000 {
+        telemetry.metrics.acked_events.inc_by(7);
+        telemetry.flows.send_replace(vec![Flow { name: "Topic orders".to_owned(), events: second * 3 }]);
+        let now = start + TICK * u32::try_from(second).unwrap();
+        let snapshot = Snapshot::take(&telemetry, &history, now);
+        if second > 10 {
+            assert_eq!(snapshot.rate("walrelay_acked_events_total"), Some(7.0));
+            assert_eq!(snapshot.rate("Topic orders"), Some(3.0));
+        }
+        history.tick(&snapshot, now);
+    }
+    let snapshot = Snapshot::take(&telemetry, &history, start);
+    assert_eq!(snapshot.hour.len(), SAMPLES_MAX);
+    assert!(snapshot.hour.iter().all(|sample| sample.highest[0] == Some(5_000.0)));
+    assert!(html(&snapshot).len() < 60_000, "{} bytes", html(&snapshot).len());
+}
