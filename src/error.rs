@@ -71,6 +71,31 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 21] = [
+        Kind::Config,
+        Kind::PostgresUnreachable,
+        Kind::PostgresRefused,
+        Kind::PostgresUnfit,
+        Kind::SlotActive,
+        Kind::SlotUnusable,
+        Kind::Publication,
+        Kind::PositionMismatch,
+        Kind::Event,
+        Kind::Record,
+        Kind::RecordTooLarge,
+        Kind::KafkaUnreachable,
+        Kind::TopicRefused,
+        Kind::KafkaRefused,
+        Kind::ShutdownTimeout,
+        Kind::Unhealthy,
+        Kind::NotVerified,
+        Kind::NotCarried,
+        Kind::NothingMatched,
+        Kind::Prerequisite,
+        Kind::Bug,
+    ];
+
     /// The consequence for the relay.
     pub const fn disposition(self) -> Disposition {
         match self {

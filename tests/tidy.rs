@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use walrelay::error::Kind;
-use walrelay::position::Lsn;
 use walrelay::telemetry::Metrics;
 
 /// Names that say nothing, so that anything ends up in them.
@@ -271,18 +270,21 @@ fn every_exit_code_is_documented() {
     let documented: BTreeSet<(u8, String)> =
         rows.filter_map(|row| Some((row[0].parse().ok()?, in_backticks(row[1])?.to_owned()))).collect();
     assert_eq!(documented, in_code);
+    assert_eq!(in_code.len(), Kind::ALL.len());
 }
 
 #[test]
 fn every_metric_is_documented_with_its_type() {
-    let metrics = Metrics::new();
-    // What is not known, or has not happened, is not exposed.
-    metrics.error(Kind::Bug);
-    metrics.received_lsn.set(Lsn::new(1));
-    metrics.stored_lsn.set(Lsn::new(1));
-    metrics.confirmed_lsn.set(Lsn::new(1));
-    metrics.server_wal_end_lsn.set(Lsn::new(1));
-    metrics.slot_restart_lsn.set(Lsn::new(1));
+    let page = read("docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `")).map(cells);
+    let name = |cell: &str| in_backticks(cell).unwrap().split('{').next().unwrap().to_owned();
+    let documented: BTreeMap<String, String> = rows.map(|row| (name(row[0]), row[1].to_owned())).collect();
+    assert_eq!(documented, exposed_metrics());
+}
+
+/// The names that the program exports, with their types.
+fn exposed_metrics() -> BTreeMap<String, String> {
+    let metrics = Metrics::known();
     let mut exposed = BTreeMap::new();
     for described in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = described.split_once(' ').unwrap();
@@ -293,12 +295,40 @@ fn every_metric_is_documented_with_its_type() {
         };
         exposed.insert(format!("{name}{ending}"), kind.to_owned());
     }
+    exposed
+}
 
-    let page = read("docs/metrics.md");
-    let rows = page.lines().filter(|line| line.starts_with("| `walrelay_")).map(cells);
-    let name = |cell: &str| in_backticks(cell).unwrap().split('{').next().unwrap().to_owned();
-    let documented: BTreeMap<String, String> = rows.map(|row| (name(row[0]), row[1].to_owned())).collect();
-    assert_eq!(documented, exposed);
+#[test]
+fn alerts_and_dashboard_use_metrics_that_the_program_exports() {
+    let exposed = exposed_metrics();
+    let is_exposed = |name: &str| {
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+        exposed.contains_key(name) || exposed.get(base).is_some_and(|kind| kind == "histogram")
+    };
+    let (mut used, mut wrong) = (0, Vec::new());
+    for file in files("deploy", &[".yml", ".json"]) {
+        for (number, line) in file.lines() {
+            let names = words(line).filter(|word| word.starts_with("walrelay_") || word.starts_with("process_"));
+            let (known, unknown): (Vec<_>, Vec<_>) = names.partition(|name| is_exposed(name));
+            used += known.len();
+            wrong.extend(unknown.iter().map(|name| format!("{}:{number}: {name}", file.path)));
+        }
+    }
+    assert!(used > 50, "{used} names were found");
+    none("names of no metric", wrong);
+}
+
+#[test]
+fn every_alert_has_a_test_and_a_section_of_the_runbook() {
+    let (alerts, tests) = (read("deploy/prometheus/alerts.yml"), read("deploy/prometheus/alerts_test.yml"));
+    let values =
+        |key: &str| alerts.lines().filter_map(|line| Some(line.split_once(key)?.1.to_owned())).collect::<Vec<_>>();
+    let (names, links) = (values("- alert: "), values("runbook: docs/runbook.md#"));
+    let tested: BTreeSet<&str> = tests.lines().filter_map(|line| line.trim().strip_prefix("- alertname: ")).collect();
+    assert!(names.iter().all(|name| tested.contains(name.as_str())), "{names:?} and {tested:?}");
+    assert_eq!(names.len(), links.len(), "each alert has a runbook");
+    let sections = headings(&root().join("docs/runbook.md"));
+    none("no such section", links.into_iter().filter(|link| !sections.contains(link)).collect());
 }
 
 #[test]

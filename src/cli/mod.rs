@@ -14,11 +14,13 @@ mod check;
 mod cleanup;
 mod config;
 mod doctor;
+mod exporter;
 mod import;
 mod init;
 mod output;
 mod replay;
 mod setup;
+mod slot_watch;
 mod sql;
 mod status;
 mod teardown;
@@ -29,11 +31,13 @@ use check::CheckArgs;
 use cleanup::CleanupArgs;
 use config::{RunSettings, flags};
 use doctor::DoctorArgs;
+use exporter::ExporterArgs;
 use import::ImportArgs;
 use init::InitArgs;
 use output::{Failure, Outcome, shell_word};
 use replay::ReplayArgs;
 use setup::SetupArgs;
+use slot_watch::SlotWatch;
 use status::StatusArgs;
 use teardown::TeardownArgs;
 use undelivered::{DeadLetters, Parked, UndeliveredCommand};
@@ -66,6 +70,9 @@ pub(crate) enum Command {
     /// Check Postgres and Kafka for a relay, and print what mends each fault
     #[command(after_help = doctor::HELP)]
     Doctor(DoctorArgs),
+    /// Serve the metrics of the slot while no relay runs
+    #[command(after_help = exporter::HELP)]
+    Exporter(ExporterArgs),
     /// Delete old published rows without blocking other sessions
     #[command(after_help = cleanup::HELP)]
     Cleanup(CleanupArgs),
@@ -218,11 +225,12 @@ fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
 
 async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
     match command {
-        Command::Run(args) => run(args).await,
+        Command::Run(args) => Box::pin(run(args)).await,
         Command::Setup(args) => setup::setup(args).await,
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
         Command::Doctor(args) => Box::pin(doctor::doctor(args, complete)).await,
+        Command::Exporter(args) => exporter::exporter(args).await,
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
@@ -248,6 +256,9 @@ async fn run(args: &RunArgs) -> Outcome {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
+    let guarantee = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
+    telemetry.metrics.relays(&config.source, guarantee);
+    let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
     let relay = relay::run(config, telemetry.clone(), stop);
     match pages {
         None => relay.await?,
@@ -256,6 +267,7 @@ async fn run(args: &RunArgs) -> Outcome {
             tokio::select! {
                 ended = Box::pin(relay) => ended?,
                 never = serve => match never {},
+                never = watch.keep_looking() => match never {},
             }
         }
     }
@@ -391,6 +403,7 @@ mod tests {
           teardown      Drop the slot and its publication, never the table
           status        Show the state of the slot and its relay
           doctor        Check Postgres and Kafka for a relay, and print what mends each fault
+          exporter      Serve the metrics of the slot while no relay runs
           cleanup       Delete old published rows without blocking other sessions
           verify        Compare the outbox with the topics: find missing, duplicated and misordered events
           replay        Publish rows of the outbox once more, with or without a running relay

@@ -21,6 +21,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
 use crate::source::lease;
+use crate::telemetry::metrics::SlotState;
 
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
@@ -105,10 +106,16 @@ fn clock() -> impl std::fmt::Display {
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
 }
 
-async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
+/// What the server shows of the slot, without a judgement.
+pub(super) async fn look(session: &Session, slot: &SlotName) -> Result<Report> {
     let (class, key) = lease::keys(slot);
     let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
-    let mut report: Report = one_json(session.client(), "reading the status of the slot", STATUS, &params).await?;
+    let report = one_json(session.client(), "reading the status of the slot", STATUS, &params).await?;
+    Ok(Report { parked: ParkedCount::read(session, slot).await?, ..report })
+}
+
+async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
+    let mut report = look(session, slot).await?;
     if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
         let cause = format!("slot {slot} does not exist, and no relay reads its table");
         return Err(Error::new(Kind::SlotUnusable, cause).remedy(
@@ -117,7 +124,6 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
                 .and(NextCommand::new("run").option("slot", slot)),
         ));
     }
-    report.parked = ParkedCount::read(session, slot).await?;
     if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
         let waited = looks.look(Instant::now(), confirmed, end);
         report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
@@ -137,7 +143,7 @@ struct Limits {
 /// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
 /// of the server does not have the value, or the role may not see it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Report {
+pub(super) struct Report {
     slot: String,
     #[serde(default)]
     healthy: bool,
@@ -205,6 +211,20 @@ struct Wal {
 }
 
 impl Report {
+    /// The values for the metrics. While a relay reads the table, nobody needs to stream from the slot.
+    pub(super) fn slot_state(&self) -> SlotState<'_> {
+        SlotState {
+            active: self.relay.table_reader_pid.is_none().then_some(self.relay.active),
+            wal_status: self.wal.wal_status.as_deref(),
+            safe_wal_bytes: self.wal.safe_wal_bytes,
+            parked_events: self.parked.events,
+            oldest_parked_seconds: self.parked.oldest_seconds,
+            confirmed_lsn: self.wal.confirmed_lsn,
+            restart_lsn: self.wal.restart_lsn,
+            wal_end: self.wal.current_lsn,
+        }
+    }
+
     /// Fills in `problems` and `healthy`.
     fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();

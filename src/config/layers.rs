@@ -485,7 +485,7 @@ impl Settings {
         Ok(StateConfig { store, topic, key, adopt_slot })
     }
 
-    fn process(&self) -> Result<ProcessConfig> {
+    pub(crate) fn process(&self) -> Result<ProcessConfig> {
         let model = &self.base.model;
         Ok(ProcessConfig {
             http: self.http()?,

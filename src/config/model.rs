@@ -138,6 +138,8 @@ pub(super) struct Outbox {
     pub(super) mark_failed: String,
     /// SQL assignments for the row of a parked event after each attempt. None: the row stays pending.
     pub(super) mark_waiting: String,
+    /// SQL condition for rows of events that were given up. None: such rows are not counted.
+    pub(super) failed: String,
     /// Whether to delete the row of an acked event. Never: the table is the source of every recovery.
     pub(super) delete: Delete,
     /// How long published rows are kept. For ever: walrelay deletes nothing by default.
@@ -159,6 +161,7 @@ impl Default for Outbox {
             mark: String::new(),
             mark_failed: String::new(),
             mark_waiting: String::new(),
+            failed: String::new(),
             delete: Delete::Never,
             retention: None,
             notify: String::new(),
@@ -580,7 +583,7 @@ mod tests {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
-        assert_eq!(seen.len(), 2 * 66);
+        assert_eq!(seen.len(), 2 * 67);
         assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
     }
 

@@ -106,6 +106,8 @@ pub struct Upkeep {
     pub mark_failed: Option<String>,
     /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also replaced by a value.
     pub mark_waiting: Option<String>,
+    /// SQL condition for rows of events that were given up. They are counted.
+    pub failed: Option<String>,
     pub delete: bool,
     pub retention: Option<Duration>,
     /// Channel of `NOTIFY` for new rows.
@@ -338,6 +340,7 @@ fn upkeep(layer: &Layer, source: &EventSource) -> Result<Upkeep> {
         mark: sql(layer, "outbox.mark")?,
         mark_failed: sql(layer, "outbox.mark_failed")?,
         mark_waiting: sql(layer, "outbox.mark_waiting")?,
+        failed: sql(layer, "outbox.failed")?,
         delete: model.delete == Delete::Acked,
         retention: model.retention.map(|retention| retention.duration()),
         notify: optional_column(layer, "outbox.notify")?,

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
+use crate::clock::now_us;
 use crate::config::Config;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::postgres::sql::SqlSession;
 use crate::state::Stored;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 
@@ -63,7 +64,7 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
-    let retention = config.clone();
+    let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
     let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot, database = config.source.database.describe(),
@@ -75,7 +76,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     let result = tokio::select! {
         biased;
         result = Box::pin(relay.run(&mut stop)) => result,
-        () = keep_retention(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
+        () = keep_retention(&retention, &known, &metrics) => Err(Error::new(Kind::Bug, "the retention came to an end")),
     };
     if stop.asked() < Stop::Now {
         relay.producer.end().await;
@@ -88,7 +89,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
 }
 
 /// Deletes old rows for as long as this is driven. Faults are told and tried again the next time: events are not held up.
-async fn keep_retention(config: &Config, known: &Known) {
+async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
     if !config.outboxes.iter().any(|outbox| outbox.upkeep.retention.is_some()) {
         return std::future::pending().await;
     }
@@ -101,7 +102,12 @@ async fn keep_retention(config: &Config, known: &Known) {
             return std::future::pending().await;
         }
         let stored = known.borrow().clone();
-        match sweep_old(config, stored.as_ref()).await {
+        let swept = sweep_old(config, stored.as_ref()).await;
+        if let Ok(rows) = &swept {
+            metrics.cleaned_up_rows.inc_by(*rows);
+            metrics.clean_up_success_timestamp_seconds.set(Some(now_us() as f64 / 1e6));
+        }
+        match swept {
             Ok(0) => {}
             Ok(rows) => tracing::info!(slot = %config.source.slot, rows, "old rows were deleted"),
             Err(error) if error.kind().disposition() == Disposition::Retry => {

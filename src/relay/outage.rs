@@ -146,6 +146,9 @@ impl Outage {
         let wait = self.backoff.next_wait(side);
         telemetry.metrics.retry(side);
         telemetry.failed(error);
+        if error.kind() == Kind::TopicRefused {
+            telemetry.metrics.failed_attempts(Kind::TopicRefused.class(), 1);
+        }
         telemetry.connected(side, false);
         let slot = &config.source.slot;
         if let Some(topic) = error.topic() {

@@ -77,6 +77,8 @@ pub(super) struct RetryReport {
     pub(super) accepting: BTreeSet<String>,
     /// What the table has, read after [`ParkedIndex::begin_look`].
     pub(super) table: Option<Vec<ParkedRef>>,
+    /// The class of an event that failed again.
+    pub(super) failed: Option<&'static str>,
 }
 
 impl ParkedIndex {
@@ -222,7 +224,7 @@ impl ParkedIndex {
     }
 
     /// Takes in what a pass of retries has come to.
-    pub(super) fn retried(&mut self, RetryReport { released, accepting, table }: RetryReport, slot: &SlotName) {
+    pub(super) fn retried(&mut self, RetryReport { released, accepting, table, .. }: RetryReport, slot: &SlotName) {
         accepting.iter().for_each(|topic| self.accepts(topic));
         released.iter().for_each(|event| self.release(event));
         // Of a look that an earlier session began nothing counts.

@@ -30,7 +30,7 @@ use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 use crate::telemetry::IntakeClosed;
 use crate::upkeep::Failure;
-use crate::upkeep::parked::{ParkedEvent, ParkedRef};
+use crate::upkeep::parked::{CLASSES, ParkedEvent, ParkedRef};
 
 /// What does not change while a relay lives.
 #[derive(Debug, Clone)]
@@ -94,6 +94,8 @@ pub struct Counts {
     pub delivered_before: u64,
     /// Topics that refused a record and took one since.
     pub topics_taking: u64,
+    /// Events that could not be delivered when they were tried, by class: see [`CLASSES`].
+    pub failed: [u64; CLASSES.len()],
 }
 
 /// What is known of an event until it is delivered. The ledger carries it, where it is more than place and times.
@@ -689,6 +691,9 @@ impl<S: Sink> Publisher<S> {
         let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
         let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
+        for (known, failed) in CLASSES.iter().zip(&mut self.counts.failed) {
+            *failed += u64::from(*known == class);
+        }
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
             let why = Some(Failure { attempts: 1, ..failure });

@@ -593,6 +593,7 @@ impl RetryRun<'_> {
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
                 "a parked event failed again");
         }
+        self.report(RetryReport { failed: Some(failure.class), ..RetryReport::default() });
         let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         settled.map_err(|error| Trouble::of("noting that it failed again", row, error))?;

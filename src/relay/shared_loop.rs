@@ -34,6 +34,7 @@ use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, ControlEnd, OldTransaction};
 use crate::telemetry::{Flow, Side, Telemetry};
 use crate::upkeep::Marker;
+use crate::upkeep::parked::CLASSES;
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -169,7 +170,7 @@ impl<'a> SharedLoop<'a> {
             SharedInput::WrittenBack(done) => {
                 self.writing_back = None;
                 match &done {
-                    Ok(()) => publisher.write_backs.finish(),
+                    Ok(()) => telemetry.metrics.written_back(publisher.write_backs.finish()),
                     // Nothing is marked any more, and nothing waits for a mark.
                     Err(error) if error.kind().halts() => publisher.write_backs.refuse(),
                     Err(_) => publisher.write_backs.abandon(),
@@ -178,6 +179,9 @@ impl<'a> SharedLoop<'a> {
                 failpoint::reached("marked");
             }
             SharedInput::Retried(tried) => {
+                if let Some(class) = tried.failed {
+                    telemetry.metrics.failed_attempts(class, 1);
+                }
                 self.retrying.count(&telemetry.metrics);
                 publisher.parking.retried(tried, &config.source.slot);
             }
@@ -236,6 +240,7 @@ impl<'a> SharedLoop<'a> {
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));
         metrics.intake_closed(publisher.intake_closed());
+        metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
         telemetry.flows.send_replace(flows(publisher));
         telemetry.health.report(!publisher.is_drained(), counts.acked > before.acked || confirmed);
         let now_us = now_us();
@@ -269,6 +274,11 @@ pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Count
     metrics.waiting_again_events.inc_by(counts.waiting_again - before.waiting_again);
     metrics.delivered_before_events.inc_by(counts.delivered_before - before.delivered_before);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+    for (class, (failed, before)) in CLASSES.into_iter().zip(counts.failed.into_iter().zip(before.failed)) {
+        if failed > before {
+            metrics.failed_attempts(class, failed - before);
+        }
+    }
     if counts.dead_lettered > before.dead_lettered {
         telemetry.health.dead_letters_refused(None);
     }

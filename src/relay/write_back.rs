@@ -120,15 +120,22 @@ impl WriteBacks {
         Some(batch)
     }
 
-    /// The batch in progress is written, and durable.
-    pub(super) fn finish(&mut self) {
+    /// The batch in progress is written, and durable. Gives how many of its events were acked, failed and were parked.
+    pub(super) fn finish(&mut self) -> [u64; 3] {
+        let [mut acked, mut failed, mut parked] = [0; 3];
         for Due { write_back, .. } in self.queue.drain(..self.in_progress) {
-            if let WriteBack::Parked { event, .. } = write_back {
-                self.parked_bytes -= event.bytes();
+            match write_back {
+                WriteBack::Acked(_) => acked += 1,
+                WriteBack::Failed(..) => failed += 1,
+                WriteBack::Parked { event, .. } => {
+                    parked += 1;
+                    self.parked_bytes -= event.bytes();
+                }
             }
         }
         self.in_progress = 0;
         self.completed = self.completed_next;
+        [acked, failed, parked]
     }
 
     /// Nobody knows whether the batch in progress was written: the next one begins with it.

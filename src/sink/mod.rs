@@ -171,6 +171,14 @@ impl AnySink {
         }
     }
 
+    /// The average time that the slowest broker took to answer requests of late, where librdkafka reports it.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        match self {
+            AnySink::Kafka(sink) => sink.round_trip(),
+            AnySink::Stdout(_) | AnySink::Null(_) => None,
+        }
+    }
+
     /// Asks which of `topics` are not there. Creates none.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match self {

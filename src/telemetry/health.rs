@@ -39,7 +39,22 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// A stable word for scripts.
+    /// All codes.
+    pub const CODES: [&str; 11] = [
+        "starting",
+        "standing_by",
+        "postgres_disconnected",
+        "kafka_disconnected",
+        "stalled",
+        "over_budget",
+        "dead_letters_refused",
+        "topic_refused",
+        "silent",
+        "stopping",
+        "halted",
+    ];
+
+    /// A stable word for scripts: one of [`NotReady::CODES`].
     pub const fn code(&self) -> &'static str {
         match self {
             NotReady::Starting => "starting",
@@ -239,6 +254,25 @@ mod tests {
     use super::*;
 
     const WITHIN: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn every_reason_has_a_code_that_is_exposed() {
+        let text = || String::from("x");
+        let reasons = [
+            NotReady::Starting,
+            NotReady::StandingBy(text()),
+            NotReady::Disconnected(Side::Postgres),
+            NotReady::Disconnected(Side::Kafka),
+            NotReady::Stalled(WITHIN),
+            NotReady::OverBudget(2, 1),
+            NotReady::DeadLettersRefused(text()),
+            NotReady::TopicRefused(text()),
+            NotReady::Silent(WITHIN),
+            NotReady::Stopping,
+            NotReady::Halted(text()),
+        ];
+        assert_eq!(reasons.map(|reason| reason.code()), NotReady::CODES);
+    }
 
     fn connected() -> (HealthHandle, Instant) {
         let health = HealthHandle::new(WITHIN);

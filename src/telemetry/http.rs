@@ -125,7 +125,7 @@ async fn not_found() -> (StatusCode, &'static str) {
 }
 
 async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
-    match telemetry.metrics.encode() {
+    match telemetry.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }

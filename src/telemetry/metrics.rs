@@ -4,14 +4,16 @@
 //! The table `metrics!` has the counted metrics, [`Metrics::new`] the computed ones. Names are never renamed:
 //! dashboards and alerts use them. Exposed names begin with `walrelay_`, and counters end in `_total`.
 //!
-//! Labels have fixed values only, never a topic, aggregate or key: rows could create any number of them.
+//! Labels have fixed values, or values of the configuration, such as an outbox. None is a topic, aggregate or key: rows
+//! could create any number of them.
 
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,12 +22,16 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
+use rdkafka::util::get_rdkafka_version;
 
-use super::{IntakeClosed, Side};
+use super::process::Process;
+use super::{IntakeClosed, NotReady, Side};
 use crate::clock::now_us;
+use crate::config::{Mode, SourceConfig};
 use crate::decode::Other;
 use crate::error::Kind;
 use crate::position::Lsn;
+use crate::upkeep::parked::{BEHIND, CLASSES};
 
 /// Upper bounds of the histograms, in seconds. They are fine in the range of a healthy relay.
 const SECONDS: [f64; 17] =
@@ -33,6 +39,9 @@ const SECONDS: [f64; 17] =
 
 /// Instead of a commit time: all events are acked.
 const NO_COMMIT_TIME: i64 = i64::MIN;
+
+/// The values of `wal_status`.
+const WAL_STATUSES: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
 /// Metrics that differ by one label: its name and its value.
 type ByLabel<V, M> = Family<[(&'static str, V); 1], M>;
@@ -49,7 +58,7 @@ macro_rules! metrics {
             /// In microseconds since the Unix epoch.
             oldest_unacked_commit_us: Arc<AtomicI64>,
             started: Instant,
-            registry: Arc<Registry>,
+            registries: Vec<Arc<Registry>>,
         }
 
         impl Registering {
@@ -58,7 +67,7 @@ macro_rules! metrics {
                     $($name: self.$make(stringify!($name), $help),)*
                     oldest_unacked_commit_us: Arc::new(AtomicI64::new(NO_COMMIT_TIME)),
                     started: Instant::now(),
-                    registry: Arc::default(),
+                    registries: Vec::new(),
                 }
             }
         }
@@ -66,11 +75,21 @@ macro_rules! metrics {
 }
 
 metrics! {
+    relay_info: Family<Vec<(&'static str, String)>, Gauge> = of_slot, "What this process relays";
+    pub confirmed_lsn: LsnGauge = of_slot, "What Postgres was told, as a byte position";
+    pub server_wal_end_lsn: LsnGauge = of_slot, "The server's end of WAL, as a byte position";
+    pub slot_restart_lsn: LsnGauge = of_slot, "The slot's restart_lsn, as a byte position";
+    slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
+    slot_wal_status: ByLabel<&'static str, Gauge> = by_wal_status, "1 for the slot's wal_status";
+    slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
+    pub(crate) waiting_events: Gauge = of_slot, "Events that are parked now";
+    oldest_parked_seconds: OptionalGauge = of_slot, "How long the oldest parked event has been parked";
+    unpublished_rows: ByLabel<String, Gauge> = of_slot, "Rows that are pending, up to a limit";
+    failed_rows: ByLabel<String, Gauge> = of_slot, "Rows that satisfy outbox.failed, up to a limit";
+    ready: Gauge = plain, "1 while the relay is ready";
+    not_ready: ByLabel<&'static str, Gauge> = by_unreadiness, "1 for the reason for which the relay is not ready";
     pub received_lsn: LsnGauge = plain, "End of the WAL received, as a byte position";
     pub stored_lsn: LsnGauge = plain, "End of the stored position, as a byte position";
-    pub confirmed_lsn: LsnGauge = plain, "What Postgres was told, as a byte position";
-    pub server_wal_end_lsn: LsnGauge = plain, "The server's end of WAL, as a byte position";
-    pub slot_restart_lsn: LsnGauge = plain, "The slot's restart_lsn, as a byte position";
     pub(crate) received_bytes: Counter = plain, "Bytes read from the replication stream";
     pub(crate) received_messages: Counter = plain, "WAL data messages read from the replication stream";
     pub(crate) decoded_messages: Counter = plain, "pgoutput messages decoded";
@@ -83,7 +102,6 @@ metrics! {
     pub(crate) parked_events: Counter = plain, "Events that were parked";
     pub(crate) unparked_events: Counter = plain, "Parked events that were delivered";
     pub(crate) dropped_events: Counter = plain, "Parked events that an operator dropped";
-    pub(crate) waiting_events: Gauge = plain, "Events that are parked now";
     pub(crate) waiting_again_events: Counter = plain, "Rows that came again while their events are parked";
     pub(crate) delivered_before_events: Counter = plain, "Events that their topics already had";
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
@@ -108,7 +126,77 @@ metrics! {
     connection_state: ByLabel<&'static str, Gauge> = by_side, "1 while connected";
     intake_closed: ByLabel<&'static str, Gauge> = by_reason, "1 for the reason for which no event is taken in";
     ignored_messages: ByLabel<&'static str, Counter> = by_operation, "Messages that carry no event, by operation";
-    errors: ByLabel<String, Counter> = plain, "Errors by kind, healed or not";
+    errors: ByLabel<String, Counter> = by_kind, "Errors by kind, healed or not";
+    failed_attempts: ByLabel<&'static str, Counter> = by_class, "Failed attempts to deliver an event, by class";
+    written_back_rows: ByLabel<&'static str, Counter> = by_outcome, "Rows written to, by what became of their events";
+    pub(crate) cleaned_up_rows: Counter = plain, "Old rows that were deleted";
+    pub(crate) clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well";
+    pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
+}
+
+/// What the server shows of a slot and its rows at one moment; none where a value is not known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SlotState<'a> {
+    /// Whether a relay streams from the slot.
+    pub active: Option<bool>,
+    /// `pg_replication_slots.wal_status`.
+    pub wal_status: Option<&'a str>,
+    /// Bytes that can still be written before the slot may be lost.
+    pub safe_wal_bytes: Option<i64>,
+    /// The number of parked events.
+    pub parked_events: Option<i64>,
+    /// The time since the oldest of them was parked.
+    pub oldest_parked_seconds: Option<f64>,
+    /// The slot's confirmed LSN.
+    pub confirmed_lsn: Option<Lsn>,
+    /// The slot's restart LSN.
+    pub restart_lsn: Option<Lsn>,
+    /// The end of the server's WAL.
+    pub wal_end: Option<Lsn>,
+}
+
+/// Rows of an outbox that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// They satisfy `outbox.pending`.
+    Unpublished,
+    /// They satisfy `outbox.failed`.
+    Failed,
+}
+
+/// A gauge that is not exposed while its value is unknown.
+#[derive(Debug, Clone)]
+pub struct OptionalGauge(Arc<AtomicU64>);
+
+impl Default for OptionalGauge {
+    fn default() -> Self {
+        OptionalGauge(Arc::new(AtomicU64::new(f64::NAN.to_bits())))
+    }
+}
+
+impl OptionalGauge {
+    /// Sets the value; `None` if it is unknown.
+    pub fn set(&self, value: Option<f64>) {
+        self.0.store(value.unwrap_or(f64::NAN).to_bits(), Ordering::Relaxed);
+    }
+
+    fn value(&self) -> Option<f64> {
+        Some(f64::from_bits(self.0.load(Ordering::Relaxed))).filter(|value| !value.is_nan())
+    }
+}
+
+impl EncodeMetric for OptionalGauge {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.value().map_or(Ok(()), |value| ConstGauge::new(value).encode(encoder))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+
+    fn is_empty(&self) -> bool {
+        self.value().is_none()
+    }
 }
 
 /// An LSN; not exposed before it is set.
@@ -162,9 +250,23 @@ impl<N: EncodeGaugeValue> EncodeMetric for Computed<N> {
     }
 }
 
-struct Registering(Registry);
+/// The metrics of a slot, which `walrelay exporter` serves too, and those of a relay alone.
+struct Registering {
+    slot: Registry,
+    relay: Registry,
+}
 
 impl Registering {
+    fn of_slot<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        let metric = M::default();
+        self.slot.register(name, help, metric.clone());
+        metric
+    }
+
+    fn by_wal_status(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
+        with_all(self.of_slot(name, help), STATUS, &WAL_STATUSES)
+    }
+
     fn plain<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
         self.register(name, help, M::default())
     }
@@ -178,65 +280,121 @@ impl Registering {
         name: &str,
         help: &str,
     ) -> ByLabel<&'static str, M> {
-        self.by_label(name, help, SIDE, &Side::ALL.map(Side::name))
+        with_all(self.plain(name, help), SIDE, &Side::ALL.map(Side::name))
     }
 
     fn by_reason(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        self.by_label(name, help, REASON, &IntakeClosed::ALL.map(IntakeClosed::name))
+        with_all(self.plain(name, help), REASON, &IntakeClosed::ALL.map(IntakeClosed::name))
+    }
+
+    fn by_unreadiness(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
+        with_all(self.plain(name, help), REASON, &NotReady::CODES)
     }
 
     fn by_operation(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
         let operations =
             [Other::Update, Other::Delete, Other::Truncate, Other::Type, Other::Origin, Other::LogicalMessage];
-        self.by_label(name, help, OPERATION, &operations.map(operation))
+        with_all(self.plain(name, help), OPERATION, &operations.map(operation))
     }
 
-    /// Exposes all of `values` from the start.
-    fn by_label<M: Metric + Clone + Default + TypedMetric>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &'static str,
-        values: &[&'static str],
-    ) -> ByLabel<&'static str, M> {
-        let family: ByLabel<&'static str, M> = self.plain(name, help);
-        for value in values {
-            drop(family.get_or_create(&[(label, *value)]));
-        }
-        family
+    fn by_class(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
+        let classes: Vec<_> = CLASSES.into_iter().filter(|class| *class != BEHIND).collect();
+        with_all(self.plain(name, help), CLASS, &classes)
+    }
+
+    fn by_outcome(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
+        with_all(self.plain(name, help), OUTCOME, &OUTCOMES)
+    }
+
+    fn by_kind(&mut self, name: &str, help: &str) -> ByLabel<String, Counter> {
+        with_all(self.plain(name, help), KIND, &Kind::ALL.map(kind_name))
     }
 
     fn register<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
-        self.0.register(name, help, metric.clone());
+        self.relay.register(name, help, metric.clone());
         metric
     }
+}
 
-    fn computed<N>(&mut self, name: &str, help: &str, of: &Metrics, value: fn(&Metrics) -> Option<N>)
-    where
-        N: EncodeGaugeValue + fmt::Debug + Send + Sync + 'static,
-    {
-        self.0.register(name, help, Computed { of: of.clone(), value });
+/// The family with all of `values`, so that each is exposed from the start.
+fn with_all<V, M>(family: ByLabel<V, M>, label: &'static str, values: &[V]) -> ByLabel<V, M>
+where
+    V: Clone + Hash + Eq,
+    M: Default,
+{
+    for value in values {
+        drop(family.get_or_create(&[(label, value.clone())]));
     }
+    family
 }
 
 const SIDE: &str = "side";
 const OPERATION: &str = "op";
 const REASON: &str = "reason";
+const STATUS: &str = "status";
+const CLASS: &str = "class";
+const OUTCOME: &str = "outcome";
+const KIND: &str = "kind";
+const OUTBOX: &str = "outbox";
+
+/// What became of the events of rows that were written to.
+const OUTCOMES: [&str; 3] = ["acked", "failed", "parked"];
 
 impl Metrics {
     /// All metrics, at zero.
     pub fn new() -> Self {
-        let mut all = Registering(Registry::with_prefix("walrelay"));
+        let registry = || Registry::with_prefix("walrelay");
+        let mut all = Registering { slot: registry(), relay: registry() };
         let mut metrics = all.metrics();
+        let relayed = metrics.clone();
+        let computed = |value| Computed { of: relayed.clone(), value };
         let distance = "Bytes of WAL from what is confirmed to the server's end";
-        all.computed("lag_bytes", distance, &metrics, Metrics::lag_bytes);
-        all.computed("retained_wal_bytes", "Bytes of WAL that the slot keeps", &metrics, Metrics::retained_wal_bytes);
+        all.slot.register("lag_bytes", distance, computed(Metrics::lag_bytes));
+        let kept = "Bytes of WAL that the slot keeps";
+        all.slot.register("retained_wal_bytes", kept, computed(Metrics::retained_wal_bytes));
+        let computed = |value| Computed { of: relayed.clone(), value };
         let oldest = "Seconds since the commit of the oldest event not acknowledged";
-        all.computed("lag_seconds", oldest, &metrics, |of| Some(of.lag_seconds(now_us())));
+        all.relay.register("lag_seconds", oldest, computed(|of| Some(of.lag_seconds(now_us()))));
         let uptime = "Seconds since the start";
-        all.computed("uptime_seconds", uptime, &metrics, |of| Some(of.started.elapsed().as_secs_f64()));
-        all.0.register("build", "The program that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        metrics.registry = Arc::new(all.0);
+        all.slot.register("uptime_seconds", uptime, computed(|of| Some(of.started.elapsed().as_secs_f64())));
+        let build = [("version", env!("CARGO_PKG_VERSION").to_owned()), ("librdkafka", get_rdkafka_version().1)];
+        all.slot.register("build", "The program that runs", Info::new(build));
+        let mut process = Registry::default();
+        process.register_collector(Box::new(Process::default()));
+        metrics.registries = [process, all.slot, all.relay].map(Arc::new).into();
+        metrics
+    }
+
+    /// All metrics with every value known, so that each is exposed: for tests of names.
+    pub fn known() -> Self {
+        let metrics = Metrics::new();
+        let (lsn, one) = (Lsn::new(1), Some(1));
+        let state = SlotState {
+            safe_wal_bytes: one,
+            parked_events: one,
+            active: Some(true),
+            wal_status: Some("reserved"),
+            oldest_parked_seconds: Some(1.0),
+            confirmed_lsn: Some(lsn),
+            restart_lsn: Some(lsn),
+            wal_end: Some(lsn),
+        };
+        metrics.set_slot(&state);
+        metrics.set_position(&state);
+        metrics.received_lsn.set(lsn);
+        metrics.stored_lsn.set(lsn);
+        metrics.set_rows(Rows::Unpublished, "", one);
+        metrics.set_rows(Rows::Failed, "", one);
+        metrics.relay_info.get_or_create(&Vec::new()).set(1);
+        metrics.clean_up_success_timestamp_seconds.set(Some(1.0));
+        metrics.broker_round_trip_seconds.set(Some(1.0));
+        metrics
+    }
+
+    /// The metrics of a slot without those of a relay, at zero.
+    pub fn of_slot() -> Self {
+        let mut metrics = Metrics::new();
+        metrics.registries.pop();
         metrics
     }
 
@@ -246,8 +404,79 @@ impl Metrics {
     /// Only without memory for the text; the result is never partial.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        encode(&mut text, &self.registry)?;
+        for registry in &self.registries {
+            encode_registry(&mut text, registry)?;
+        }
+        encode_eof(&mut text)?;
         Ok(text)
+    }
+
+    /// Names what this process relays; `guarantee` is empty for a process that delivers nothing.
+    pub(crate) fn relays(&self, source: &SourceConfig, guarantee: &str) {
+        let mode = match source.mode {
+            Mode::Slot => "slot",
+            Mode::Poll => "poll",
+            Mode::Auto => "auto",
+        };
+        let labels = [
+            ("slot", source.slot.as_str()),
+            ("database", &source.database.database),
+            ("publication", &source.publication),
+            ("mode", mode),
+            ("guarantee", guarantee),
+        ];
+        self.relay_info.get_or_create(&labels.map(|(name, value)| (name, value.to_owned())).into()).set(1);
+    }
+
+    /// Sets what the server shows of the slot, without the values that a streaming relay knows better.
+    pub fn set_slot(&self, state: &SlotState<'_>) {
+        self.slot_active.set(state.active.map(|active| f64::from(u8::from(active))));
+        for status in WAL_STATUSES {
+            self.slot_wal_status.get_or_create(&[(STATUS, status)]).set((state.wal_status == Some(status)).into());
+        }
+        self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
+        self.oldest_parked_seconds.set(state.oldest_parked_seconds);
+    }
+
+    /// Sets the values that a streaming relay knows better.
+    pub fn set_position(&self, state: &SlotState<'_>) {
+        self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
+        self.slot_restart_lsn.set(state.restart_lsn.unwrap_or_default());
+        self.server_wal_end_lsn.set(state.wal_end.unwrap_or_default());
+        self.waiting_events.set(state.parked_events.unwrap_or_default());
+    }
+
+    /// Sets the number of such rows of an outbox; `None` if it is unknown.
+    pub fn set_rows(&self, rows: Rows, outbox: &str, count: Option<i64>) {
+        let family = match rows {
+            Rows::Unpublished => &self.unpublished_rows,
+            Rows::Failed => &self.failed_rows,
+        };
+        let labels = [(OUTBOX, outbox.to_owned())];
+        match count {
+            Some(count) => drop(family.get_or_create(&labels).set(count)),
+            None => drop(family.remove(&labels)),
+        }
+    }
+
+    /// Sets the reason for which the relay is not ready; `None` if it is ready.
+    pub(super) fn set_ready(&self, why_not: Option<&'static str>) {
+        self.ready.set(why_not.is_none().into());
+        for code in NotReady::CODES {
+            self.not_ready.get_or_create(&[(REASON, code)]).set((why_not == Some(code)).into());
+        }
+    }
+
+    /// Counts failed attempts to deliver events. Not for the path of every event.
+    pub(crate) fn failed_attempts(&self, class: &'static str, attempts: u64) {
+        self.failed_attempts.get_or_create(&[(CLASS, class)]).inc_by(attempts);
+    }
+
+    /// Counts rows that were written to: of events that were acked, that failed, and that were parked.
+    pub(crate) fn written_back(&self, rows: [u64; 3]) {
+        for (outcome, rows) in OUTCOMES.into_iter().zip(rows) {
+            self.written_back_rows.get_or_create(&[(OUTCOME, outcome)]).inc_by(rows);
+        }
     }
 
     /// Counts a committed Kafka transaction, its events and the time of its commit.
@@ -286,7 +515,7 @@ impl Metrics {
 
     /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
-        self.errors.get_or_create(&[("kind", snake_case(&format!("{kind:?}")))]).inc();
+        self.errors.get_or_create(&[(KIND, kind_name(kind))]).inc();
     }
 
     /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
@@ -345,7 +574,9 @@ fn operation(other: Other) -> &'static str {
     }
 }
 
-fn snake_case(camel: &str) -> String {
+/// The name of the kind in lower case, with underscores.
+fn kind_name(kind: Kind) -> String {
+    let camel = format!("{kind:?}");
     let mut snake = String::with_capacity(camel.len() + 4);
     for (index, character) in camel.char_indices() {
         if character.is_uppercase() && index > 0 {
@@ -409,6 +640,46 @@ mod tests {
         let known = samples(&full().encode().unwrap());
         assert_eq!(known["walrelay_lag_bytes"], 600.0);
         assert_eq!(known["walrelay_retained_wal_bytes"], 900.0);
+    }
+
+    #[test]
+    fn every_kind_reason_and_class_is_exposed_from_the_start() {
+        let metrics = Metrics::new();
+        metrics.set_ready(Some("standing_by"));
+        let samples = samples(&metrics.encode().unwrap());
+        for (sample, value) in [
+            (r#"walrelay_errors_total{kind="slot_unusable"}"#, 0.0),
+            (r#"walrelay_failed_attempts_total{class="too-large"}"#, 0.0),
+            (r#"walrelay_written_back_rows_total{outcome="failed"}"#, 0.0),
+            (r#"walrelay_slot_wal_status{status="lost"}"#, 0.0),
+            (r#"walrelay_not_ready{reason="standing_by"}"#, 1.0),
+            (r#"walrelay_not_ready{reason="stalled"}"#, 0.0),
+            ("walrelay_ready", 0.0),
+        ] {
+            assert_eq!(samples.get(sample), Some(&value), "{sample}");
+        }
+    }
+
+    #[test]
+    fn an_exporter_exposes_the_slot_and_the_process_and_nothing_of_a_relay() {
+        let metrics = Metrics::of_slot();
+        let known = SlotState { active: Some(false), wal_status: Some("extended"), ..SlotState::default() };
+        metrics.set_slot(&known);
+        metrics.set_rows(Rows::Unpublished, "public.mail", Some(7));
+        metrics.set_rows(Rows::Failed, "public.mail", Some(7));
+        metrics.set_rows(Rows::Failed, "public.mail", None);
+        let exposed = samples(&metrics.encode().unwrap());
+        assert_eq!(exposed["walrelay_slot_active"], 0.0);
+        assert_eq!(exposed[r#"walrelay_slot_wal_status{status="extended"}"#], 1.0);
+        assert_eq!(exposed[r#"walrelay_unpublished_rows{outbox="public.mail"}"#], 7.0);
+        assert!(exposed["process_resident_memory_bytes"] > 1e6 && exposed["process_open_fds"] > 2.0);
+        assert!(exposed["process_cpu_seconds_total"] >= 0.0);
+        for absent in ["walrelay_slot_safe_wal_bytes", "walrelay_failed_rows", "walrelay_ready", "walrelay_lag_seconds"]
+        {
+            assert!(!exposed.keys().any(|name| name.starts_with(absent)), "{absent}");
+        }
+        metrics.set_slot(&SlotState::default());
+        assert!(!samples(&metrics.encode().unwrap()).contains_key("walrelay_slot_active"), "a look that failed");
     }
 
     #[test]

@@ -9,7 +9,9 @@ pub mod http;
 pub mod logging;
 pub mod metrics;
 mod page;
+mod process;
 
+use std::fmt;
 use std::time::Duration;
 
 use failures::Failures;
@@ -130,6 +132,15 @@ impl Telemetry {
     pub(crate) fn failed(&self, error: &Error) {
         self.metrics.error(error.kind());
         self.failures.keep(error);
+    }
+
+    /// As [`Metrics::encode`], with the readiness of this instant.
+    ///
+    /// # Errors
+    /// Those of [`Metrics::encode`].
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        self.metrics.set_ready(self.health.not_ready().map(|reason| reason.code()));
+        self.metrics.encode()
     }
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.

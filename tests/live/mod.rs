@@ -12,6 +12,7 @@ mod dead_letters;
 mod demo;
 mod doctor;
 mod exactly_once;
+mod exporter;
 mod failover;
 mod fenced;
 mod given_up;

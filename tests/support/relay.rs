@@ -127,7 +127,7 @@ impl RelayCommand {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts it; `run` gets HTTP on a free port.
+    /// Starts it; `run` and `exporter` get HTTP on a free port.
     pub(crate) fn start(&self) -> Relay {
         self.start_with_log(&fresh_path("log"))
     }
@@ -135,7 +135,7 @@ impl RelayCommand {
     /// The same, with its output appended to `log`.
     pub(crate) fn start_with_log(&self, log: &Path) -> Relay {
         let port = free_port();
-        let is_relay = self.arguments.first().is_some_and(|command| command == "run");
+        let is_relay = self.arguments.first().is_some_and(|command| ["run", "exporter"].contains(&command.as_str()));
         let http = |command: RelayCommand| command.option("--http", &format!("127.0.0.1:{port}"));
         let command = if is_relay { http(self.clone()) } else { self.clone() };
         let process = Process::start("walrelay", command.command(), log);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Headers as _, Message as _};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
+use serde::Deserialize;
 use tokio::sync::{Notify, oneshot};
 
 use super::connection::Tracker;
@@ -88,6 +89,8 @@ pub(super) struct Shared {
     pub(super) reported: AtomicBool,
     /// Asks the probe whether a broker still answers.
     pub(super) suspicion: Notify,
+    /// The average time that the slowest broker took to answer, in the last interval of statistics; 0 if unknown.
+    pub(super) round_trip_us: AtomicU64,
     /// The first topic a record was sent to.
     pub(super) topic: OnceLock<String>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
@@ -106,6 +109,7 @@ impl Shared {
             outstanding: AtomicUsize::new(0),
             reported: AtomicBool::new(false),
             suspicion: Notify::new(),
+            round_trip_us: AtomicU64::new(0),
             topic: OnceLock::new(),
             awaited: Mutex::default(),
             next_awaited: AtomicUsize::new(0),
@@ -282,6 +286,7 @@ impl ClientContext for Context {
 
     fn stats_raw(&self, statistics: &[u8]) {
         tracing::debug!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
+        self.shared.round_trip_us.store(slowest_round_trip(statistics).unwrap_or_default(), Ordering::Relaxed);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -302,6 +307,30 @@ impl ClientContext for Context {
         }
         self.shared.suspicion.notify_one();
     }
+}
+
+/// The part of librdkafka's statistics that is read.
+#[derive(Deserialize)]
+struct Statistics {
+    brokers: HashMap<String, BrokerStatistics>,
+}
+
+#[derive(Deserialize)]
+struct BrokerStatistics {
+    rtt: RoundTrips,
+}
+
+/// Times in microseconds.
+#[derive(Deserialize)]
+struct RoundTrips {
+    avg: u64,
+    cnt: u64,
+}
+
+/// The average time in microseconds that the slowest broker took to answer; none without an answer in this interval.
+fn slowest_round_trip(statistics: &[u8]) -> Option<u64> {
+    let Statistics { brokers } = serde_json::from_slice(statistics).ok()?;
+    brokers.into_values().filter(|broker| broker.rtt.cnt > 0).map(|broker| broker.rtt.avg).max()
 }
 
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
@@ -448,6 +477,18 @@ mod tests {
             shared.advance(life);
             assert_eq!((shared.has_ended(), shared.is_closing()), (has_ended, is_closing), "{life:?}");
         }
+    }
+
+    #[test]
+    fn the_round_trip_is_that_of_the_slowest_broker_that_answered() {
+        let broker = |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": {"min": 1, "avg": avg, "cnt": cnt}});
+        let of = |brokers| slowest_round_trip(serde_json::json!({"brokers": brokers, "ts": 1}).to_string().as_bytes());
+        assert_eq!(
+            of(serde_json::json!({"a": broker(700, 2), "b": broker(1200, 1), "c": broker(9000, 0)})),
+            Some(1200)
+        );
+        assert_eq!(of(serde_json::json!({"a": broker(700, 0)})), None);
+        assert_eq!(slowest_round_trip(b"no json"), None);
     }
 
     #[test]

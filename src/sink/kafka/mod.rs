@@ -23,6 +23,7 @@ pub(crate) mod topic_reader;
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -124,6 +125,11 @@ impl KafkaSink {
     }
 
     /// Whether Kafka answers, to be woken at each change.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        let micros = self.inner.shared.round_trip_us.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
     pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
         self.inner.shared.tracker.subscribe()
     }

@@ -43,6 +43,8 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("topic.metadata.refresh.interval.ms", "10000"),
     // A broker that is back is noticed after 2 s instead of 10 s.
     ("reconnect.backoff.max.ms", "2000"),
+    // For one metric, the round trip. The document has a kilobyte for each partition, once in 30 s.
+    ("statistics.interval.ms", "30000"),
     // What a broker accepts by default: whatever the topic takes is not refused by us.
     ("message.max.bytes", "1048588"),
 ];

@@ -29,7 +29,7 @@ pub(super) struct Figures(BTreeMap<String, f64>);
 
 impl Figures {
     fn of(telemetry: &Telemetry) -> Figures {
-        let text = telemetry.metrics.encode().unwrap_or_default();
+        let text = telemetry.encode().unwrap_or_default();
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{"));
         let samples = lines.filter_map(|line| line.rsplit_once(' '));
         let samples = samples.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));

@@ -1,0 +1,59 @@
+//! `walrelay exporter`: the metrics of a slot while no relay runs.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::config::{self, Common, flags};
+use crate::cli::output::{Outcome, warn};
+use crate::cli::slot_watch::SlotWatch;
+use crate::relay::stop::{Stop, on_signals};
+use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
+
+/// The address where none is configured.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
+
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct ExporterArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// The address of metrics and health; a port alone means 127.0.0.1; 127.0.0.1:9464 by default [env: WALRELAY_HTTP]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<String>,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay exporter --slot orders
+  walrelay exporter --config walrelay.toml --http 9465
+
+It reads the slot, the parked events and the number of rows every 10 s with one session, and writes nothing. Run it on the server of the outbox, beside the relay: its metrics stay when the relay ends, and have the same names.
+
+Exit codes:
+  0   told to stop
+  2   the configuration is not valid";
+
+/// Serves the metrics of the slot until told to stop.
+pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
+    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    warn(settings.warnings());
+    let process = settings.process()?;
+    logging::init(process.log_json, &process.log_filter)?;
+    let (mut stop, listener) = (on_signals()?, http::bind(process.http.unwrap_or(ADDRESS)).await?);
+    let telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(process.ready_within) };
+    let source = settings.source()?;
+    telemetry.metrics.relays(&source, "");
+    // There is no Kafka here that could be away.
+    telemetry.connected(Side::Kafka, true);
+    let mut watch = SlotWatch::new(&source, &settings.outboxes()?, telemetry.clone(), true)?;
+    tokio::select! {
+        () = stop.at_least(Stop::Drain) => Ok(()),
+        never = http::serve(listener, telemetry) => match never {},
+        never = watch.keep_looking() => match never {},
+    }
+}

@@ -1,0 +1,56 @@
+//! docs/metrics.md: what a relay and `walrelay exporter` show of a slot and its rows.
+
+use std::time::Duration;
+
+use crate::support::relay::{EXIT, Relay};
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+const OUTBOX: &str = r#"
+[outbox]
+pending = "status = 'NEW'"
+mark = "status = 'SENT'"
+failed = "status = 'FAILED'"
+"#;
+/// Slot and rows are looked at every ten seconds.
+const LOOKED: Duration = Duration::from_secs(40);
+
+#[track_caller]
+fn shows(relay: &Relay, samples: &[(&str, f64)]) {
+    let all = || samples.iter().map(|(name, _)| relay.metric(name)).collect::<Vec<_>>();
+    let expected: Vec<_> = samples.iter().map(|(_, value)| Some(*value)).collect();
+    eventually("these samples", LOOKED, all, |values| *values == expected);
+}
+
+#[test]
+fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    sql.run("alter table outbox add status text not null default 'NEW'");
+    let mut relay = world.run().config_file(OUTBOX).start();
+    relay.wait_ready();
+    world.emit(&sql, "a");
+    let written_back = r#"walrelay_written_back_rows_total{outcome="acked"}"#;
+    shows(&relay, &[(written_back, 1.0)]);
+    sql.run("update outbox set status = 'FAILED'");
+    let info = format!(
+        r#"walrelay_relay_info{{slot="{0}",database="{0}",publication="walrelay_{0}",mode="slot",guarantee="at-least-once"}}"#,
+        world.name
+    );
+    let unpublished = r#"walrelay_unpublished_rows{outbox="public.outbox"}"#;
+    let failed = r#"walrelay_failed_rows{outbox="public.outbox"}"#;
+    let active = ("walrelay_slot_active", 1.0);
+    let reserved = (r#"walrelay_slot_wal_status{status="reserved"}"#, 1.0);
+    shows(&relay, &[(&info, 1.0), ("walrelay_ready", 1.0), active, reserved, (unpublished, 0.0), (failed, 1.0)]);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+
+    world.emit(&sql, "b");
+    let mut exporter = world.command("exporter").config_file(OUTBOX).start();
+    shows(&exporter, &[("walrelay_slot_active", 0.0), reserved, (unpublished, 1.0), (failed, 1.0)]);
+    assert!(exporter.metric("walrelay_lag_bytes") > Some(0.0), "{}", exporter.metrics());
+    assert!(exporter.metric("walrelay_retained_wal_bytes") > Some(0.0), "{}", exporter.metrics());
+    assert_eq!(exporter.metric("walrelay_lag_seconds"), None);
+    assert!(exporter.is_ready());
+    assert_eq!(exporter.terminate(EXIT), Some(0), "{}", exporter.log());
+}
