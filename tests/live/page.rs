@@ -1,5 +1,7 @@
 //! P11: the status page shows the figures of `/metrics`, and turns with an outage.
 
+mod browser;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -9,12 +11,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::browser::Browser;
 use crate::support::relay::Relay;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
+
+use browser::Browser;
 
 /// The figures of a page, by their samples in `/metrics`.
 fn figures(html: &str) -> BTreeMap<String, f64> {

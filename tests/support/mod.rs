@@ -1,6 +1,5 @@
 //! The test environment: real servers, proxies, and writers.
 
-pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod fake;
 pub(crate) mod guardian;

@@ -10,8 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::guardian;
-use super::wait::LIMIT;
+use crate::support::guardian;
+use crate::support::wait::LIMIT;
 
 /// The pipe of the protocol is on these descriptors, and the browser's words go nowhere.
 const START: &str = "exec chromium \"$@\" 3<&0 4>&1 >/dev/null 2>&1";
