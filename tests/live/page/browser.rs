@@ -1,4 +1,4 @@
-//! A headless Chromium, driven by its DevTools protocol over a pipe.
+//! P11: a headless Chromium, driven by its DevTools protocol over a pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
