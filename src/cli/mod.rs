@@ -1,6 +1,8 @@
 //! The command line. Each command has its flags and help in its own file; [`config`] has those of several commands and reads
 //! the configuration, and [`output`] prints.
 
+use std::sync::LazyLock;
+
 use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::config::layers::may_hold_password;
@@ -8,10 +10,12 @@ use crate::demo;
 use crate::error::{Flag, NextCommand, Result};
 use crate::relay;
 use crate::relay::stop::on_signals;
+use crate::sink::kafka::producer::linked_versions;
 use crate::telemetry::{Telemetry, http, logging};
 
 mod check;
 mod cleanup;
+mod completions;
 mod config;
 mod doctor;
 mod exporter;
@@ -29,6 +33,7 @@ mod verify;
 
 use check::CheckArgs;
 use cleanup::CleanupArgs;
+use completions::{CompletionsArgs, ManArgs};
 use config::{RunSettings, flags};
 use doctor::DoctorArgs;
 use exporter::ExporterArgs;
@@ -47,7 +52,8 @@ pub use output::error_lines;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
-#[command(name = "walrelay", version, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
+#[command(name = "walrelay", version, long_version = LONG_VERSION.as_str())]
+#[command(max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -94,6 +100,12 @@ pub(crate) enum Command {
     /// Write a configuration for a table, convert one from Debezium, and check one
     #[command(subcommand, after_help = CONFIG_HELP)]
     Config(ConfigCommand),
+    /// Print a script that completes commands and flags in a shell
+    #[command(after_help = completions::COMPLETIONS_HELP)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages of all commands
+    #[command(after_help = completions::MAN_HELP)]
+    Man(ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -118,6 +130,13 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub adopt_slot: bool,
 }
+
+/// The version, its commit where the build knew it, and the libraries that are linked.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("WALRELAY_COMMIT").map(|commit| format!(" ({commit})"));
+    let [librdkafka, openssl] = linked_versions();
+    format!("{}{}\n{librdkafka}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
+});
 
 const AFTER_HELP: &str = "\
 Start here:
@@ -240,6 +259,8 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
         Command::Demo(options) => Ok(demo::run(options).await?),
+        Command::Completions(args) => completions::completions(args, Cli::command()),
+        Command::Man(args) => completions::man(args, Cli::command()),
     }
 }
 
@@ -283,6 +304,30 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_long_version_names_the_linked_libraries_and_the_short_one_is_one_line() {
+        let printed = |flag: &str| Cli::try_parse_from(["walrelay", flag]).unwrap_err().to_string();
+        assert_eq!(printed("-V"), format!("walrelay {}\n", env!("CARGO_PKG_VERSION")));
+        let long = printed("--version");
+        let lines: Vec<&str> = long.lines().collect();
+        assert!(lines[0].starts_with(printed("-V").trim_end()) && lines[1].starts_with("librdkafka 2."), "{long}");
+        assert!(lines[2].starts_with("OpenSSL ") && lines.len() == 3, "{long}");
+    }
+
+    #[test]
+    fn every_command_has_a_manual_page_and_is_completed() {
+        let folder = tempfile::tempdir().unwrap();
+        completions::man(&ManArgs { directory: folder.path().join("man1") }, Cli::command()).unwrap();
+        for command in commands() {
+            let name = command.get_display_name().unwrap_or("walrelay").to_owned();
+            let page = std::fs::read_to_string(folder.path().join(format!("man1/{name}.1"))).unwrap();
+            assert!(page.contains("Exit codes") || name == "walrelay", "{name}");
+        }
+        let mut script = Vec::new();
+        clap_complete::generate(clap_complete::Shell::Bash, &mut Cli::command(), "walrelay", &mut script);
+        assert!(String::from_utf8(script).unwrap().contains("--max-retained-bytes"));
     }
 
     #[test]
@@ -411,6 +456,8 @@ mod tests {
           parked        Undelivered events in the table walrelay.parked: list, show, retry or drop them
           demo          Run walrelay on a private, temporary Postgres, and verify the result
           config        Write a configuration for a table, convert one from Debezium, and check one
+          completions   Print a script that completes commands and flags in a shell
+          man           Write the manual pages of all commands
           help          Print this message or the help of the given subcommand(s)
 
         Options:

@@ -16,6 +16,7 @@
 //! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
 //! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
 
+use std::ffi::CStr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -131,6 +132,15 @@ impl PolledProducer {
     fn wake(&self) {
         self.thread.iter().for_each(|thread| thread.thread().unpark());
     }
+}
+
+/// The linked versions of librdkafka and of OpenSSL, each with the name of the library.
+#[expect(unsafe_code, reason = "openssl-sys has no safe call for this function of OpenSSL")]
+pub(crate) fn linked_versions() -> [String; 2] {
+    let (_, librdkafka) = rdkafka::util::get_rdkafka_version();
+    // SAFETY: the text is static and ends with a NUL.
+    let openssl = unsafe { CStr::from_ptr(openssl_sys::OpenSSL_version(openssl_sys::OPENSSL_VERSION)) };
+    [format!("librdkafka {librdkafka}"), openssl.to_string_lossy().into_owned()]
 }
 
 impl Deref for PolledProducer {
