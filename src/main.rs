@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use walrelay::cli::{Cli, dispatch, error_lines};
 use walrelay::error::{Error, Kind};
@@ -13,7 +14,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     walrelay::failpoint::arm();
-    let typed = Cli::command().get_matches();
+    let typed = Cli::command().try_get_matches().unwrap_or_else(|error| {
+        if error.kind() == ErrorKind::DisplayHelp { Cli::documented().get_matches() } else { error.exit() }
+    });
     let cli = Cli::from_arg_matches(&typed).unwrap_or_else(|error| error.exit());
     // Before librdkafka does: so OpenSSL registers no handler that frees its memory at exit, under the hands of threads that
     // have not ended.

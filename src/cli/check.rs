@@ -35,7 +35,7 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub offline: bool,
     /// Show what would become of the row with this id, instead of the newest
-    #[arg(long, value_name = "VALUE", conflicts_with = "offline")]
+    #[arg(long, value_name = "ID", conflicts_with = "offline")]
     pub id: Option<String>,
     /// Leave the body out, which is the row's payload
     #[arg(long, conflicts_with = "offline")]

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::cli::config::{self, Common, duration, flags};
+use crate::cli::config::{self, AGE_MAX, Common, duration, flags};
 use crate::cli::output::{Outcome, ProgressReporter, aligned, json_line, note, print_line, warn};
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
@@ -18,7 +18,6 @@ use crate::state::{self, Stored};
 use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 
-const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Args, Serialize)]
@@ -26,20 +25,20 @@ pub(crate) struct CleanupArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
+    /// The outbox table
+    #[arg(long, value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// Kafka's bootstrap servers, if Kafka stores the position [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, if Kafka stores the position
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
-    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
+    /// The store of the position
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
     /// Delete rows older than this, such as 7d; outbox.retention by default
     #[arg(long, value_name = "DURATION", value_parser = duration(Duration::ZERO..=AGE_MAX, "7d or 12h"))]
     pub older_than: Option<Duration>,
     /// Rows per transaction
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "ROWS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub batch_rows: u32,
     /// The pause between two transactions
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s"))]

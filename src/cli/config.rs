@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
-use crate::config::unit::{exact_duration, parse_duration};
+use crate::config::unit::{exact_duration, parse_duration, parse_seconds};
 use crate::config::{Config, Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
 use crate::error::Result;
 use crate::sink::kafka::options::weakened;
@@ -19,14 +19,14 @@ use crate::sink::kafka::properties::check_properties;
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct Common {
-    /// The replication slot [env: WALRELAY_SLOT]
-    #[arg(long, value_name = "NAME")]
+    /// The replication slot
+    #[arg(long, value_name = "SLOT")]
     pub slot: Option<String>,
     /// Connection string of the outbox's database. Leave the password out: every user of the machine can read a command
-    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on [env: WALRELAY_DATABASE_URL]
+    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
-    /// A configuration file [env: WALRELAY_CONFIG]
+    /// A configuration file
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
@@ -37,11 +37,11 @@ pub(crate) struct RelaySettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// Kafka's bootstrap servers, separated by commas [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, separated by commas
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
+    /// The outbox table
+    #[arg(long, value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
 }
 
@@ -50,47 +50,47 @@ pub(crate) struct RunSettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub relay: RelaySettings,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
+    /// The publication; walrelay_SLOT by default
+    #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
-    /// The source of the rows; slot by default [env: WALRELAY_MODE]
+    /// The source of the rows
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
-    /// The reaction to a lost slot; recover by default [env: WALRELAY_ON_SLOT_LOSS]
-    #[arg(long, value_name = "WHAT")]
+    /// The reaction to a lost slot
+    #[arg(long, value_name = "REACTION")]
     pub on_slot_loss: Option<OnLoss>,
     /// The existing rows to publish when the relay creates its first slot: all, none, pending, since=TIME; by default
-    /// pending if outbox.pending is set, else all [env: WALRELAY_BACKLOG]
-    #[arg(long, value_name = "WHICH")]
+    /// pending if outbox.pending is set, else all
+    #[arg(long, value_name = "ROWS")]
     pub backlog: Option<String>,
-    /// The most WAL that the slot may retain, such as 10GiB; no limit by default [env: WALRELAY_MAX_RETAINED_BYTES]
+    /// The most WAL that the slot may retain, such as 10GiB; no limit by default
     #[arg(long, value_name = "BYTES")]
     pub max_retained_bytes: Option<String>,
-    /// The reaction to a slot that retains more; unready by default [env: WALRELAY_OVER_BUDGET]
-    #[arg(long, value_name = "WHAT")]
+    /// The reaction to a slot that retains more
+    #[arg(long, value_name = "REACTION")]
     pub over_budget: Option<OverBudget>,
-    /// The destination of the records; kafka by default [env: WALRELAY_SINK]
+    /// The destination of the records
     #[arg(long, value_name = "SINK")]
     pub sink: Option<SinkKind>,
-    /// The reaction to an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
-    #[arg(long, value_name = "WHAT")]
+    /// The reaction to an event that cannot be delivered
+    #[arg(long, value_name = "REACTION")]
     pub on_error: Option<OnError>,
-    /// The delivery guarantee; at-least-once by default [env: WALRELAY_GUARANTEE]
-    #[arg(long, value_name = "HOW")]
+    /// The delivery guarantee
+    #[arg(long, value_name = "GUARANTEE")]
     pub guarantee: Option<Guarantee>,
-    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
+    /// The store of the position
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
-    /// The address of metrics and health; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
+    /// The address of metrics and health; a port alone means 127.0.0.1; off by default
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
-    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
-    /// The format of log lines; text by default [env: WALRELAY_LOG_FORMAT]
+    /// The format of log lines
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// The log filter, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
+    /// The log filter, such as info or walrelay=debug
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }
@@ -107,16 +107,33 @@ pub(crate) struct Target {
 }
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
+/// The greatest age of a row and the like.
+pub(super) const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
 /// A value parser for durations in `range`.
 pub(super) fn duration(
     range: RangeInclusive<Duration>,
     example: &'static str,
 ) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
-    move |text| {
-        let duration = parse_duration(text).filter(|duration| range.contains(duration));
-        duration.ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(*range.end())))
-    }
+    move |text| in_range(parse_duration(text), &range, example)
+}
+
+/// The same for flags that also take a number of seconds without a unit.
+pub(super) fn seconds(
+    range: RangeInclusive<Duration>,
+    example: &'static str,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    move |text| in_range(parse_seconds(text), &range, example)
+}
+
+fn in_range(
+    parsed: Option<Duration>,
+    range: &RangeInclusive<Duration>,
+    example: &'static str,
+) -> Result<Duration, String> {
+    parsed
+        .filter(|duration| range.contains(duration))
+        .ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(*range.end())))
 }
 
 /// The settings among `args` that were typed: a field is named after its flag.

@@ -25,10 +25,9 @@ pub(crate) struct InitArgs {
     #[serde(flatten)]
     pub common: Common,
     /// The table events are written into, as SQL writes it: outbox, sales.outbox, '"My Schema"."Out Box"'
-    /// [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
+    #[arg(long, value_name = "SCHEMA.TABLE", hide_default_value = true)]
     pub table: Option<String>,
-    /// Kafka's bootstrap servers, to be written into the file [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, to be written into the file
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     #[command(flatten)]

@@ -1,11 +1,10 @@
 //! The command line. Each command has its flags and help in its own file; [`config`] has those of several commands and reads
 //! the configuration, and [`output`] prints.
 
-use std::sync::LazyLock;
+use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
-use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
-
-use crate::config::layers::may_hold_password;
+use crate::config::layers::{CONFIG_VARIABLE, may_hold_password};
+use crate::config::model::KEYS;
 use crate::demo;
 use crate::error::{Flag, NextCommand, Result};
 use crate::relay;
@@ -52,11 +51,52 @@ pub use output::error_lines;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
-#[command(name = "walrelay", version, long_version = LONG_VERSION.as_str())]
+#[command(name = "walrelay", version, long_version = long_version())]
 #[command(max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// The groups of flags in the help. Other flags are among clap's "Options".
+const GROUPS: [(&str, &[&str]); 7] = [
+    ("Configuration", &["config"]),
+    ("Connections", &["database-url", "brokers"]),
+    ("Outbox and slot", &["slot", "all-slots", "publication", "table", "mode", "backlog", "adopt-slot"]),
+    ("Delivery", &["sink", "on-error", "guarantee", "state-store", "shutdown-timeout"]),
+    ("Lost slots and WAL", &["on-slot-loss", "max-retained-bytes", "over-budget"]),
+    ("Selection", &["id", "aggregate", "class", "topic", "outbox", "since", "until", "older-than", "where", "all"]),
+    ("Output", &["http", "json", "limit", "log", "log-format", "no-body", "output", "payload", "unknown", "watch"]),
+];
+
+impl Cli {
+    /// The command line for help and manual pages, with groups, variables and defaults. Do not parse with it: a variable
+    /// or a default would count as typed.
+    #[must_use]
+    pub fn documented() -> clap::Command {
+        documented(Self::command())
+    }
+}
+
+fn documented(command: clap::Command) -> clap::Command {
+    // Other commands read no variables.
+    let reads_settings = command.get_arguments().any(|argument| argument.get_long() == Some("config"));
+    command.mut_args(|argument| documented_flag(argument, reads_settings)).mut_subcommands(documented)
+}
+
+fn documented_flag(argument: Arg, reads_settings: bool) -> Arg {
+    let flag = argument.get_long().unwrap_or_default().to_owned();
+    let group = GROUPS.iter().find(|(_, flags)| flags.contains(&flag.as_str())).map(|(group, _)| *group);
+    let argument = argument.help_heading(group).hide_env_values(true);
+    if !reads_settings {
+        return argument;
+    }
+    if flag == "config" {
+        return argument.env(CONFIG_VARIABLE);
+    }
+    let Some(key) = KEYS.iter().find(|key| key.flag == Some(&flag)) else { return argument };
+    let argument = argument.env(key.variable());
+    key.default.as_ref().map_or(argument.clone(), |default| argument.default_value(default))
 }
 
 #[derive(Debug, Subcommand)]
@@ -132,11 +172,11 @@ pub(crate) struct RunArgs {
 }
 
 /// The version, its commit where the build knew it, and the libraries that are linked.
-static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+fn long_version() -> String {
     let commit = option_env!("WALRELAY_COMMIT").map(|commit| format!(" ({commit})"));
     let [librdkafka, openssl] = linked_versions();
     format!("{}{}\n{librdkafka}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
-});
+}
 
 const AFTER_HELP: &str = "\
 Start here:
@@ -259,8 +299,8 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
         Command::Demo(options) => Ok(demo::run(options).await?),
-        Command::Completions(args) => completions::completions(args, Cli::command()),
-        Command::Man(args) => completions::man(args, Cli::command()),
+        Command::Completions(args) => completions::completions(args, Cli::documented()),
+        Command::Man(args) => completions::man(args, Cli::documented()),
     }
 }
 
@@ -299,7 +339,6 @@ async fn run(args: &RunArgs) -> Outcome {
 mod tests {
     use super::*;
     use crate::config::layers::Flags;
-    use crate::config::model::KEYS;
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -353,6 +392,9 @@ mod tests {
             &["walrelay", "setup", "--timeout", "60"],
             &["walrelay", "setup", "--timeout", "0s"],
             &["walrelay", "status", "--watch", "0"],
+            &["walrelay", "status", "--watch", "2d"],
+            &["walrelay", "status", "--max-lag-seconds", "-1"],
+            &["walrelay", "completions", "tcsh"],
             &["walrelay", "status", "--max-lag-bytes", "1.5"],
             &["walrelay", "demo", "--writers", "0"],
             &["walrelay", "run", "--password", "x"],
@@ -380,17 +422,15 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_sets_its_setting_and_its_help_names_the_variable() {
-        let command = Cli::command();
+    fn every_flag_sets_its_setting_and_its_help_names_variable_and_default() {
+        let command = Cli::documented();
         let run = command.find_subcommand("run").unwrap();
         for key in KEYS.iter() {
             let Some(flag) = key.flag else { continue };
             let argument = run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
-            let help = argument.get_help().unwrap().to_string();
-            assert!(
-                help.contains(&format!("[env: {}]", key.variable())),
-                "--{flag} does not name its variable: {help}"
-            );
+            assert_eq!(argument.get_env(), Some(std::ffi::OsStr::new(&key.variable())), "--{flag}");
+            let default = argument.get_default_values().first().map(|default| default.to_str().unwrap().to_owned());
+            assert_eq!(default, key.default, "--{flag}");
             let value =
                 argument.get_possible_values().last().map_or("x".to_owned(), |value| value.get_name().to_owned());
             for command in [&["run"][..], &["config", "check"]] {
@@ -406,8 +446,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_help_groups_flags_and_shows_variables_without_their_values() {
+        Cli::documented().debug_assert();
+        let mut command = Cli::documented();
+        let run = command.find_subcommand_mut("run").unwrap().render_help().to_string();
+        for text in ["Connections:\n", "[env: WALRELAY_DATABASE_URL]", "--on-slot-loss <REACTION>", "[default: 30s]"] {
+            assert!(run.contains(text), "{text}: {run}");
+        }
+        let known: Vec<_> =
+            commands().iter().flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>()).collect();
+        let mut grouped = GROUPS.iter().flat_map(|(_, flags)| *flags);
+        assert_eq!(grouped.find(|flag| !known.iter().any(|known| known.get_long() == Some(flag))), None);
+    }
+
     fn commands() -> Vec<clap::Command> {
-        let mut command = Cli::command();
+        let mut command = Cli::documented();
         command.build();
         let mut all: Vec<clap::Command> = vec![command];
         let mut at = 0;

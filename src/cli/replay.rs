@@ -29,7 +29,7 @@ pub(crate) struct ReplayArgs {
     #[serde(flatten)]
     pub settings: RelaySettings,
     /// Rows with one of these ids; can be repeated
-    #[arg(long, value_name = "VALUE", num_args = 1.., group = "rows")]
+    #[arg(long, value_name = "ID", num_args = 1.., group = "rows")]
     pub id: Vec<String>,
     /// Rows of these aggregates, by the text of the column outbox.columns.aggregateid; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1.., group = "rows")]
@@ -50,7 +50,7 @@ pub(crate) struct ReplayArgs {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
     /// Print one JSON object instead of tables

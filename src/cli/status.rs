@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
-use crate::cli::config::{self, Common, flags};
+use crate::cli::config::{self, AGE_MAX, Common, DAY, flags, seconds};
 use crate::cli::output::{Outcome, aligned, counted, json_line, print_line, print_to_reader, warn};
 use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
@@ -33,6 +33,7 @@ pub(super) const NO_RELAY: &str = "no relay streams from the slot";
 /// Clears the screen and starts at its top left.
 const REDRAW: &str = "\x1b[H\x1b[2J";
 
+const SECOND: Duration = Duration::from_secs(1);
 /// The pause before the next look, while one look cannot tell whether the lag is over its limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -43,16 +44,16 @@ pub(crate) struct StatusArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Repeat every SECS seconds
-    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub watch: Option<u64>,
+    /// Repeat at this interval; without a value every 2s
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "2s", value_parser = seconds(SECOND..=DAY, "5s"))]
+    pub watch: Option<Duration>,
     /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
-    #[arg(long, value_name = "N", value_parser = parsed_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]
     pub max_lag_bytes: Option<u64>,
-    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it ten
+    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it 10s
     /// or more
-    #[arg(long, value_name = "N")]
-    pub max_lag_seconds: Option<u64>,
+    #[arg(long, value_name = "DURATION", value_parser = seconds(Duration::ZERO..=AGE_MAX, "1m"))]
+    pub max_lag_seconds: Option<Duration>,
 }
 
 pub(super) const HELP: &str = "\
@@ -76,7 +77,7 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
     let session = Session::connect(&database, "status").await?;
     let mut looks = Looks::default();
-    let Some(seconds) = args.watch else {
+    let Some(interval) = args.watch else {
         let mut report = read(&session, &slot, &limits, &mut looks).await?;
         let end = report.wal.current_lsn;
         while report.is_open(&limits, end) {
@@ -87,7 +88,7 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
         return Ok(report.verdict()?);
     };
     let redraw = std::io::stdout().is_terminal() && !args.json;
-    let mut tick = tokio::time::interval(Duration::from_secs(seconds));
+    let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
@@ -137,7 +138,7 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
 struct Limits {
     lag_bytes: Option<u64>,
     /// Applies where the lag in seconds is known.
-    lag_seconds: Option<u64>,
+    lag_seconds: Option<Duration>,
 }
 
 /// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
@@ -325,7 +326,7 @@ impl Report {
             (Some(0), _) => "none".to_owned(),
             (Some(events), Some(oldest)) => {
                 let events = counted(u64::try_from(events).unwrap_or_default(), "event");
-                format!("{events}, the oldest for {} (walrelay parked list)", seconds(oldest))
+                format!("{events}, the oldest for {} (walrelay parked list)", seconds_text(oldest))
             }
             (events, _) => or_dash(events),
         }
@@ -383,16 +384,16 @@ impl Wal {
             problems.push(format!("{} are not confirmed, more than {}", bytes(lag), human_bytes(most)));
         }
         if let (Some(most), Some(lag)) = (limits.lag_seconds, self.lag_seconds)
-            && Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > Duration::from_secs(most))
+            && Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > most)
         {
-            problems.push(format!("the relay is {lag:.1} s behind, more than {most} s"));
+            problems.push(format!("the relay is {lag:.1} s behind, more than {} s", most.as_secs_f64()));
         }
         problems
     }
 
     fn last_reply(&self, is_active: bool) -> String {
         match self.reply_age_seconds {
-            Some(age) => format!("{} ago", seconds(age)),
+            Some(age) => format!("{} ago", seconds_text(age)),
             None if is_active => format!("not known {NEEDS_RIGHT}"),
             None => "-".to_owned(),
         }
@@ -400,7 +401,7 @@ impl Wal {
 
     fn lag(&self) -> String {
         let lag = or_dash(self.lag_bytes.map(bytes));
-        self.lag_seconds.map_or(lag.clone(), |waited| format!("{lag}, {}", seconds(waited)))
+        self.lag_seconds.map_or(lag.clone(), |waited| format!("{lag}, {}", seconds_text(waited)))
     }
 
     fn status(&self) -> String {
@@ -421,7 +422,7 @@ fn bytes(bytes: i64) -> String {
     human_bytes(u64::try_from(bytes).unwrap_or_default())
 }
 
-fn seconds(seconds: f64) -> String {
+fn seconds_text(seconds: f64) -> String {
     if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{:.0} min", seconds / 60.0) }
 }
 
@@ -489,7 +490,7 @@ mod tests {
     #[test]
     fn a_slot_is_judged_by_its_state_and_the_limits() {
         let lag_bytes = |most| Limits { lag_bytes: Some(most), ..Limits::default() };
-        let lag_seconds = |most| Limits { lag_seconds: Some(most), ..Limits::default() };
+        let lag_seconds = |most| Limits { lag_seconds: Some(Duration::from_secs(most)), ..Limits::default() };
         let none = Limits::default();
         for (changes, limits, problems) in [
             (json!({}), none, ""),
@@ -518,7 +519,7 @@ mod tests {
 
     #[test]
     fn checks_of_a_lag_limit_repeat_until_the_first_wal_end_is_confirmed_or_overdue() {
-        let limits = Limits { lag_seconds: Some(5), ..Limits::default() };
+        let limits = Limits { lag_seconds: Some(Duration::from_secs(5)), ..Limits::default() };
         let open = |changes, limits, end: &str| judged(changes, limits).is_open(&limits, end.parse().ok());
         assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
         assert!(open(json!({"lag_seconds": 5}), limits, "0/2000001"));

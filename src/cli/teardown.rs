@@ -32,8 +32,8 @@ pub(crate) struct TeardownArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
+    /// The publication; walrelay_SLOT by default
+    #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
     /// Do not ask
     #[arg(long)]

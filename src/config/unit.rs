@@ -53,6 +53,11 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text.trim()).ok()
 }
 
+/// As [`parse_duration`], and a number without a unit is one of seconds: for flags that once took only these.
+pub(crate) fn parse_seconds(text: &str) -> Option<Duration> {
+    text.trim().parse().ok().map(Duration::from_secs).or_else(|| parse_duration(text))
+}
+
 /// Text from which [`parse_duration`] reads the same duration, in common units: `30d`, `1m 30s`.
 pub(crate) fn exact_duration(duration: Duration) -> String {
     // Days are the largest unit: humantime's months and years are not whole days.

@@ -22,6 +22,7 @@ pub use postgres::PrivatePostgres;
 
 use crate::config::Config;
 use crate::config::layers::{Environment, Settings};
+use crate::config::unit::parse_seconds;
 use crate::error::{Error, Kind, Result};
 use crate::relay;
 use crate::relay::stop::{Stop, Stopper, stop_channel};
@@ -49,19 +50,19 @@ const SAY_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// How long to write
-    #[arg(long, default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value = "20s", value_name = "DURATION", value_parser = seconds)]
     pub seconds: u64,
     /// Connections that write at the same time
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, default_value_t = 8, value_name = "CONNECTIONS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub writers: u16,
     /// Aggregates written to; fewer mean more waiting for each other's locks
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 100, value_name = "AGGREGATES", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub aggregates: u32,
     /// Transactions per second of all writers together; 0 is as many as there can be
     #[arg(long, default_value_t = 400, value_name = "TRANSACTIONS")]
     pub rate: u32,
     /// Kafka brokers to use instead of a mock in this process; topics are made for the run and deleted after it
-    #[arg(long, value_name = "HOST:PORT,…")]
+    #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     /// Directory of the programs postgres and initdb; searched for where it is not given
     #[arg(long, value_name = "DIR")]
@@ -72,6 +73,11 @@ pub struct Options {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+fn seconds(text: &str) -> Result<u64, String> {
+    let seconds = parse_seconds(text).map(|duration| duration.as_secs()).filter(|seconds| (1..=3600).contains(seconds));
+    seconds.ok_or_else(|| "write a duration of at most 1h, such as 20s".to_owned())
 }
 
 /// Runs the demo and prints its outcome on standard output. Ctrl-C ends the run early and cleans up.

@@ -25,14 +25,14 @@ pub(crate) struct SetupArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
+    /// The publication; walrelay_SLOT by default
+    #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
-    #[arg(long, value_name = "TABLE")]
+    /// The outbox table
+    #[arg(long, value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
     /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
-    /// right to replicate nor a logical wal_level. auto is as slot [env: WALRELAY_MODE]
+    /// right to replicate nor a logical wal_level. auto is as slot
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
     /// Create the table, too, if it does not exist

@@ -44,14 +44,14 @@ pub(crate) struct DeadLetters {
     #[arg(value_name = "PARTITION:OFFSET")]
     #[serde(skip)]
     pub named: Vec<At>,
-    /// The replication slot of the dead letters [env: WALRELAY_SLOT]
-    #[arg(long, value_name = "NAME")]
+    /// The replication slot of the dead letters
+    #[arg(long, value_name = "SLOT")]
     pub slot: Option<String>,
-    /// A configuration file; delivery.dead_letter_topic in it names the topic [env: WALRELAY_CONFIG]
+    /// A configuration file; delivery.dead_letter_topic in it names the topic
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, with commas between
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     /// Dead letters of all slots
@@ -61,7 +61,7 @@ pub(crate) struct DeadLetters {
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct SettleFlags {
-    /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    /// How long a stop waits for acks
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
 }

@@ -103,7 +103,7 @@ pub(crate) struct ListArgs<S: Store> {
     #[arg(long)]
     pub all: bool,
     /// The most events to list; all are counted
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "EVENTS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
 }
 
@@ -205,7 +205,7 @@ async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &st
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Filters {
     /// Events of rows with one of these ids; can be repeated
-    #[arg(long, value_name = "VALUE", num_args = 1.., conflicts_with = "named")]
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "named")]
     pub id: Vec<String>,
     /// Events with one of these keys; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
@@ -217,7 +217,7 @@ pub(crate) struct Filters {
     #[arg(long, value_name = "TOPIC", num_args = 1..)]
     pub topic: Vec<String>,
     /// Events of one of these outboxes, such as public.outbox; can be repeated
-    #[arg(long, value_name = "TABLE", num_args = 1..)]
+    #[arg(long, value_name = "SCHEMA.TABLE", num_args = 1..)]
     pub outbox: Vec<String>,
     /// Events that became undeliverable at this time or later: a timestamp, in UTC unless it names a zone, or an age such as 2h
     #[arg(long, value_name = "TIME")]

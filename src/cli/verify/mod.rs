@@ -47,7 +47,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long)]
     pub json: bool,
     /// The most examples of each kind to list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "EXAMPLES", default_value_t = 10)]
     pub limit: usize,
 }
 
