@@ -4,6 +4,8 @@
 //! [`Kind::disposition`] is the one table, exhaustive on purpose, so that a new kind must choose.
 
 use std::fmt;
+use std::iter;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 
 use crate::position::Lsn;
@@ -366,6 +368,8 @@ pub struct Fields {
     cause: String,
     remedy: Option<Remedy>,
     topic: Option<String>,
+    /// Errors that were found together with this one.
+    others: Vec<Error>,
     /// The number of attempts for the topic so far.
     pub attempts: u32,
     /// The greatest number of attempts for the event, if the event sets one.
@@ -387,6 +391,7 @@ impl Error {
             cause: cause.to_string(),
             remedy: None,
             topic: None,
+            others: Vec::new(),
             attempts: 1,
             max_attempts: None,
             record_bytes: None,
@@ -409,7 +414,8 @@ impl Error {
 
     /// Replaces each command in the remedy, or in the remedy of the kind, by `complete` of it.
     #[must_use]
-    pub fn with_commands(mut self, complete: impl Fn(NextCommand) -> NextCommand) -> Self {
+    pub fn with_commands(mut self, complete: &dyn Fn(NextCommand) -> NextCommand) -> Self {
+        self.others = mem::take(&mut self.others).into_iter().map(|other| other.with_commands(complete)).collect();
         self.remedy = self.remedy.take().or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
             let completed = parts.into_iter().map(|part| match part {
                 Part::Command(command) => Part::Command(complete(command)),
@@ -470,6 +476,11 @@ impl Error {
         self.topic.as_deref()
     }
 
+    /// Errors that were found together with this one. Only errors of the configuration have any.
+    pub fn others(&self) -> &[Error] {
+        &self.others
+    }
+
     /// See [`Kind`].
     pub fn kind(&self) -> Kind {
         self.kind
@@ -519,9 +530,63 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Errors that are reported together, each of them once.
+#[derive(Debug, Default)]
+pub(crate) struct Errors(Vec<Error>);
+
+impl Errors {
+    /// The value; the error is kept.
+    pub(crate) fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.add(error)).ok()
+    }
+
+    pub(crate) fn add(&mut self, mut error: Error) {
+        let others = mem::take(&mut error.others);
+        for error in iter::once(error).chain(others) {
+            if !self.0.contains(&error) {
+                self.0.push(error);
+            }
+        }
+    }
+
+    /// The value, or its default if there is an error, which is kept. Discard what is built from it: [`Errors::result`].
+    pub(crate) fn or_default<T: Default>(&mut self, result: Result<T>) -> T {
+        self.keep(result).unwrap_or_default()
+    }
+
+    /// `value`, or the first error with all others. `value` is there if there is no error.
+    pub(crate) fn result<T>(self, value: Option<T>) -> Result<T> {
+        let mut errors = self.0.into_iter();
+        let Some(mut first) = errors.next() else {
+            return value.ok_or_else(|| Error::new(Kind::Bug, "neither a value nor an error"));
+        };
+        first.others = errors.collect();
+        Err(first)
+    }
+}
+
+/// Both values, or the errors of both.
+pub(crate) fn both<A, B>(one: Result<A>, other: Result<B>) -> Result<(A, B)> {
+    let mut errors = Errors::default();
+    let values = (errors.keep(one), errors.keep(other));
+    errors.result(values.0.zip(values.1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_found_together_are_kept_in_order_and_once() {
+        let error = |cause: &str| Err::<u8, _>(Error::new(Kind::Config, cause));
+        let mut errors = Errors::default();
+        assert_eq!((errors.keep(Ok(1)), errors.or_default(error("a"))), (Some(1), 0));
+        errors.keep(both(error("b"), both(error("a"), error("c"))));
+        let error = errors.result(Some(1)).unwrap_err();
+        let others: Vec<_> = error.others().iter().map(Error::cause).collect();
+        assert_eq!((error.cause(), others), ("a", vec!["b", "c"]));
+        assert_eq!(both(Ok(1), Ok(2)), Ok((1, 2)));
+    }
 
     #[test]
     fn a_row_is_named_once_and_is_no_part_of_the_cause() {
@@ -553,7 +618,7 @@ mod tests {
             Some("run `walrelay setup --slot a --table 's.\"T\"' --add-xid-column`")
         );
         let [config, slot] = ["config", "slot"].map(|name| Flag { name, value: Some(format!("my-{name}")) });
-        let error = error.with_commands(|command| command.with_missing([config.clone(), slot.clone()]));
+        let error = error.with_commands(&|command| command.with_missing([config.clone(), slot.clone()]));
         assert_eq!(
             error.what_to_do().as_deref(),
             Some("run `walrelay setup --config my-config --slot a --table 's.\"T\"' --add-xid-column`")

@@ -72,7 +72,7 @@ pub(super) const LIMIT: &str = "set statement_timeout = '10s'";
 
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
 pub(crate) async fn check(args: &CheckArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
     let config = config::config(&settings, false)?;
     warn(config::warnings(&settings, &config));
     if args.offline || !config.source.database.names_server {

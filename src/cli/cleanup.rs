@@ -11,7 +11,7 @@ use crate::cli::output::{Outcome, ProgressReporter, aligned, json_line, note, pr
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, both};
 use crate::ledger::trail::Published;
 use crate::source::preflight;
 use crate::state::{self, Stored};
@@ -75,9 +75,9 @@ struct Answer<'a> {
 
 /// Deletes published rows older than the retention: whole partitions first, then batch by batch. Prints the counts.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
-    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
-    let (database, outboxes) = (settings.database()?, settings.outboxes()?);
+    let (database, outboxes) = both(settings.database(), settings.outboxes())?;
     let wanted = wanted(&outboxes, args.older_than)?;
     let session = Session::connect(&database, "cleanup").await?;
     let client = session.client();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +13,7 @@ use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
 use crate::config::unit::{exact_duration, parse_duration, parse_seconds};
 use crate::config::{Config, Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
-use crate::error::Result;
+use crate::error::{Errors, Result};
 use crate::sink::kafka::options::weakened;
 use crate::sink::kafka::properties::check_properties;
 
@@ -26,10 +26,20 @@ pub(crate) struct Common {
     /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
-    /// A configuration file
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
     #[serde(skip)]
+    pub file: FileArgs,
+}
+
+/// The configuration file, and keys over those of the file.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct FileArgs {
+    /// The configuration file; by default ./walrelay.toml, else /etc/walrelay/walrelay.toml, if one exists
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Set a key of the file, such as delivery.retry_attempts=5, over file and variables; can be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 #[derive(Debug, Args, Serialize)]
@@ -143,26 +153,34 @@ pub(crate) fn flags(args: &impl Serialize) -> Flags {
     keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
 }
 
-/// `flags` over the environment over the configuration file over the defaults. `file` or `WALRELAY_CONFIG` names the
-/// file.
-pub(crate) fn settings(flags: &Flags, file: Option<&Path>) -> Result<Settings> {
+/// The configuration files that are looked for if none is named. The first one that exists is read.
+const DEFAULT_FILES: [&str; 2] = ["./walrelay.toml", "/etc/walrelay/walrelay.toml"];
+
+/// `flags` over `--set` over the environment over the configuration file over the defaults. `file`, `WALRELAY_CONFIG` or
+/// [`DEFAULT_FILES`] name the file.
+pub(crate) fn settings(flags: &Flags, file: &FileArgs) -> Result<Settings> {
     let texts =
         std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
     let environment: Environment = texts.collect();
     let from_variable = environment.get(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let path = file.map(Path::to_path_buf).or(from_variable);
-    let file = path.as_deref().map(ConfigFile::read).transpose()?;
-    Settings::new(flags, &environment, file.as_ref())
+    let by_default = || DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.exists());
+    let path = file.config.clone().or(from_variable).or_else(by_default);
+    let read = path.as_deref().map(ConfigFile::read).transpose()?;
+    let mut read = read.unwrap_or_default();
+    read.set.clone_from(&file.set);
+    Settings::new(flags, &environment, Some(&read))
 }
 
 /// The checked configuration, Kafka's properties included.
 pub(crate) fn config(settings: &Settings, adopt_slot: bool) -> Result<Config> {
-    let config = settings.config(adopt_slot)?;
+    let mut errors = Errors::default();
+    let config = errors.keep(settings.config(adopt_slot));
     // One at a time first: an error then belongs to the line it is from.
     for (name, given) in &settings.properties {
         let one = BTreeMap::from([(name.clone(), given.text.clone())]);
-        check_properties(&one).map_err(|error| error.about(&given.origin))?;
+        errors.keep(check_properties(&one).map_err(|error| error.about(&given.origin)));
     }
+    let config = errors.result(config)?;
     check_properties(&config.kafka.properties)?;
     Ok(config)
 }

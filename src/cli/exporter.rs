@@ -40,7 +40,7 @@ Exit codes:
 
 /// Serves the metrics of the slot until told to stop.
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
-    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
     let process = settings.process()?;
     logging::init(process.log_json, &process.log_filter)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::cli::config::{self, Target};
+use crate::cli::config::{self, FileArgs, Target};
 use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
@@ -87,7 +87,8 @@ pub(crate) async fn import(args: &ImportArgs) -> Outcome {
 /// The tables of the database that the connector captures and has records of.
 async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
     let publication = connector.publication()?;
-    let database = config::settings(&Flags::from([("database.url", url.to_owned())]), None)?.database()?;
+    let database =
+        config::settings(&Flags::from([("database.url", url.to_owned())]), &FileArgs::default())?.database()?;
     let session = Session::connect(&database, "config import").await?;
     judge_version(&preflight::server(session.client()).await?)?;
     let mut found = Vec::new();

@@ -54,7 +54,7 @@ Exit codes:
   15  there is no such table, or no column of it can be the id or the payload; its columns are named";
 
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
-    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
     let known = known(&settings)?;
     let wanted = settings.table()?;

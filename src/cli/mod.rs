@@ -60,7 +60,7 @@ pub struct Cli {
 
 /// The groups of flags in the help. Other flags are among clap's "Options".
 const GROUPS: [(&str, &[&str]); 7] = [
-    ("Configuration", &["config"]),
+    ("Configuration", &["config", "set"]),
     ("Connections", &["database-url", "brokers"]),
     ("Outbox and slot", &["slot", "all-slots", "publication", "table", "mode", "backlog", "adopt-slot"]),
     ("Delivery", &["sink", "on-error", "guarantee", "state-store", "shutdown-timeout"]),
@@ -185,8 +185,8 @@ Start here:
   walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
   walrelay config init --table billing.events          # for an existing table
 
-A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
-the first of these counts.";
+A setting is a flag, a key with --set, a WALRELAY_* variable, or a key of the
+configuration file. The first of these counts.";
 
 const RUN_HELP: &str = "\
 Examples:
@@ -247,7 +247,7 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<()> {
     let complete = |next| with_flags(next, &flags);
     match done(&cli.command, &complete).await {
         Ok(()) | Err(Failure::PipeClosed) => Ok(()),
-        Err(Failure::Error(error)) => Err(error.with_commands(complete)),
+        Err(Failure::Error(error)) => Err(error.with_commands(&complete)),
     }
 }
 
@@ -305,9 +305,12 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
 }
 
 async fn run(args: &RunArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
     let config = config::config(&settings, args.adopt_slot)?;
     logging::init(config.process.log_json, &config.process.log_filter)?;
+    if let Some(file) = settings.file() {
+        tracing::info!(file, "configuration file");
+    }
     for warning in config::warnings(&settings, &config) {
         tracing::warn!("{warning}");
     }
@@ -527,8 +530,8 @@ mod tests {
           walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
           walrelay config init --table billing.events          # for an existing table
 
-        A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
-        the first of these counts.
+        A setting is a flag, a key with --set, a WALRELAY_* variable, or a key of the
+        configuration file. The first of these counts.
         "#);
     }
 

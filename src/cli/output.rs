@@ -126,14 +126,14 @@ impl ProgressReporter {
     }
 }
 
-/// An error as two lines, whatever it contains: the cause and the remedy.
+/// An error as two lines, whatever it contains: the cause and the remedy. The lines of errors found with it follow.
 pub fn error_lines(error: &Error) -> String {
     let one_line = |text: String| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
-    let happened = format!("error: {}", one_line(error.to_string()));
-    match error.any_remedy().or_else(|| error.kind().remedy()) {
-        Some(remedy) => format!("{happened}\nfix: {}", one_line(remedy.to_string())),
-        None => happened,
-    }
+    let mut lines = vec![format!("error: {}", one_line(error.to_string()))];
+    let remedy = error.any_remedy().or_else(|| error.kind().remedy());
+    lines.extend(remedy.map(|remedy| format!("fix: {}", one_line(remedy.to_string()))));
+    lines.extend(error.others().iter().map(error_lines));
+    lines.join("\n")
 }
 
 /// The longest wait for an answer while a session or transaction is open.

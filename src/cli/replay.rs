@@ -142,7 +142,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.
 fn configured(args: &ReplayArgs) -> Result<(Settings, Config)> {
-    let file = args.settings.common.config.as_deref();
+    let file = &args.settings.common.file;
     let mut typed = flags(args);
     let named = typed.remove("outbox.table");
     let settings = config::settings(&typed, file)?;

@@ -17,7 +17,7 @@ use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::config::unit::{human_bytes, parse_bytes};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
 use crate::source::lease;
@@ -71,9 +71,9 @@ Exit codes:
 
 /// Prints the state of the slot, once or until interrupted.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.common), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(&args.common), &args.common.file)?;
     warn(settings.warnings());
-    let (slot, database) = (settings.slot()?, settings.database()?);
+    let (slot, database) = both(settings.slot(), settings.database())?;
     let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
     let session = Session::connect(&database, "status").await?;
     let mut looks = Looks::default();

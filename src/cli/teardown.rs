@@ -14,7 +14,7 @@ use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::source::preflight::{self, Slot};
@@ -64,9 +64,9 @@ Exit codes:
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
-    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
-    let (source, outboxes) = (settings.source()?, settings.outboxes()?);
+    let (source, outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "teardown").await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let publication = match args.keep_publication {

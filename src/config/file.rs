@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
-use crate::error::{Error, Kind, Remedy, Result};
+use crate::error::{Error, Errors, Kind, Remedy, Result};
 use crate::secret::Secret;
 
 const GROUP_OR_OTHERS_READ: u32 = 0o044;
@@ -47,10 +48,61 @@ pub(crate) struct Given {
     pub origin: Origin,
 }
 
-/// A value from a flag or a variable, which overrides the file's.
-pub(super) struct Override {
-    pub(super) key: &'static Key,
+/// A value from a flag, a `--set` or a variable, which overrides the file's.
+pub(super) struct Override<'a> {
+    /// The names of the tables, then that of the key.
+    names: Vec<String>,
+    value: DeValue<'a>,
     pub(super) given: Given,
+}
+
+impl<'a> Override<'a> {
+    /// The value of `key`.
+    pub(super) fn new(key: &Key, given: Given) -> Override<'a> {
+        let names = key.path.split('.').map(str::to_owned).collect();
+        Override { names, value: DeValue::String(given.text.expose().to_owned().into()), given }
+    }
+
+    /// The key with its tables, as in [`Key::path`].
+    pub(super) fn path(&self) -> String {
+        self.names.join(".")
+    }
+
+    fn is_property(&self) -> bool {
+        matches!(self.names.as_slice(), [kafka, properties, ..] if kafka == "kafka" && properties == "properties")
+    }
+
+    /// The values of a `--set`, as [`toml_of`] returns it.
+    pub(super) fn all_of(toml: &'a str) -> Result<Vec<Override<'a>>> {
+        let mut overrides = Vec::new();
+        let table = DeTable::parse(toml).map_err(|_| {
+            Error::new(Kind::Config, "--set: this is not KEY=VALUE with the key of a configuration file")
+                .remedy("write it as --set delivery.retry_attempts=5 or --set route.topic=orders")
+        })?;
+        Override::collect(&[], table.into_inner(), &mut overrides);
+        Ok(overrides)
+    }
+
+    fn collect(tables: &[String], table: DeTable<'a>, into: &mut Vec<Override<'a>>) {
+        for (name, value) in table {
+            let names = [tables, &[name.into_inner().into_owned()]].concat();
+            let value = value.into_inner();
+            if let DeValue::Table(table) = value {
+                Override::collect(&names, table, into);
+                continue;
+            }
+            let text = Secret::new(text_of(&value).unwrap_or_default());
+            into.push(Override { names, value, given: Given { text, origin: Origin::Flag("set") } });
+        }
+    }
+}
+
+/// The `KEY=VALUE` of a `--set` as TOML. A value that is not TOML is text.
+pub(super) fn toml_of(set: &str) -> String {
+    match set.split_once('=') {
+        Some((key, value)) if DeTable::parse(set).is_err() => format!("{key} = {}", toml::Value::from(value.trim())),
+        _ => set.to_owned(),
+    }
 }
 
 /// The text of a configuration file, before parsing. No `Debug`: it may hold passwords.
@@ -58,6 +110,8 @@ pub(super) struct Override {
 pub struct ConfigFile {
     pub(super) path: String,
     text: String,
+    /// `KEY=VALUE` of each `--set`, over the file's values and the variables'.
+    pub(crate) set: Vec<String>,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
 }
@@ -65,7 +119,7 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// A file with this text; `path` is its name in errors.
     pub fn new(path: &str, text: &str) -> ConfigFile {
-        ConfigFile { path: path.to_owned(), text: text.to_owned(), readable_by_others: false }
+        ConfigFile { path: path.to_owned(), text: text.to_owned(), ..ConfigFile::default() }
     }
 
     /// Reads the file at `path`.
@@ -82,7 +136,8 @@ impl ConfigFile {
         let mode = file.metadata().map_err(cannot)?.permissions().mode();
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(cannot)?;
-        Ok(ConfigFile { path: shown, text, readable_by_others: mode & GROUP_OR_OTHERS_READ != 0 })
+        let readable_by_others = mode & GROUP_OR_OTHERS_READ != 0;
+        Ok(ConfigFile { path: shown, text, set: Vec::new(), readable_by_others })
     }
 }
 
@@ -160,42 +215,54 @@ pub(super) struct Layers {
     pub(super) outboxes: Vec<Layer>,
     /// librdkafka properties of the file, by name.
     pub(super) properties: BTreeMap<String, Given>,
+    /// Those of `--set`.
+    pub(super) set_properties: BTreeMap<String, Given>,
 }
 
 impl Layers {
     /// Lays `overrides` over `file`.
-    pub(super) fn read(file: &ConfigFile, overrides: &[Override]) -> Result<Layers> {
+    ///
+    /// # Errors
+    /// All errors of the TOML, or all unknown keys and values of a wrong type.
+    pub(super) fn read(file: &ConfigFile, overrides: &[Override<'_>]) -> Result<Layers> {
         let reader = Reader { file, overrides };
         let mut root = reader.parse()?;
-        let mut properties = BTreeMap::new();
+        let (mut errors, mut properties, mut set_properties) = (Errors::default(), BTreeMap::new(), BTreeMap::new());
         if let Some(DeValue::Table(kafka)) = root.get_mut("kafka").map(Spanned::get_mut)
             && let Some(table) = kafka.remove("properties")
         {
-            reader.properties(KAFKA_PROPERTIES, &table, &mut properties)?;
+            errors.keep(reader.properties(KAFKA_PROPERTIES, &table, &mut properties));
+        }
+        for (at, over) in reader.overrides().filter(|(_, over)| over.is_property()) {
+            let value = Spanned::new(at..at, over.value.clone());
+            errors.keep(reader.properties(&over.path(), &value, &mut set_properties));
         }
         let mut outboxes = Vec::new();
         if let Some(DeValue::Array(several)) = root.get("outbox").map(Spanned::get_ref) {
             let several = several.clone();
             root.remove("outbox");
             for outbox in several.iter() {
-                outboxes.push(reader.outbox(&root, outbox)?);
+                outboxes.extend(errors.keep(reader.outbox(&root, outbox)));
             }
         }
-        Ok(Layers { base: reader.layer(root)?, outboxes, properties })
+        let base = errors.keep(reader.layer(root));
+        errors.result(base.map(|base| Layers { base, outboxes, properties, set_properties }))
     }
 }
 
 /// Reads tables, and resolves spans. A span within the text belongs to the file, a span after the text to an override.
 struct Reader<'a> {
     file: &'a ConfigFile,
-    overrides: &'a [Override],
+    overrides: &'a [Override<'a>],
 }
 
 impl<'a> Reader<'a> {
     fn parse(&self) -> Result<DeTable<'a>> {
         let text = &self.file.text;
+        let (table, refused) = DeTable::parse_recoverable(text);
+        let mut errors = Errors::default();
         // Only the message: the error's `Display` shows the line, and the line may hold a password.
-        let table = DeTable::parse(text).map_err(|error| {
+        for error in refused {
             let start = error.span().map_or(0, |span| span.start);
             let there = text.lines().nth(self.line(start).saturating_sub(1)).unwrap_or_default().trim_start();
             let is_outbox = there.starts_with("[outbox]") || there.starts_with("[[outbox]]");
@@ -207,9 +274,14 @@ impl<'a> Reader<'a> {
             } else {
                 "the file has to be TOML, https://toml.io"
             };
-            self.error(start, error.message()).remedy(remedy)
-        })?;
-        Ok(table.into_inner())
+            errors.add(self.error(start, error.message()).remedy(remedy));
+        }
+        errors.result(Some(table.into_inner()))
+    }
+
+    /// The overrides, each with the place of its span.
+    fn overrides(&self) -> impl Iterator<Item = (usize, &'a Override<'a>)> {
+        (self.file.text.len() + 1..).zip(self.overrides)
     }
 
     /// The settings of one `[[outbox]]`: its keys, `route` and `format` over those of `base`.
@@ -227,10 +299,10 @@ impl<'a> Reader<'a> {
         }
         below.insert(Spanned::new(outbox.span(), "outbox".into()), Spanned::new(outbox.span(), DeValue::Table(own)));
         for over in self.overrides {
-            let own = value_at(&below, &over.key.path)
+            let own = value_at(&below, &over.names)
                 .filter(|own| text_of(own.get_ref()).is_some_and(|own| own != over.given.text.expose()));
             if let Some(own) = own {
-                let (path, text) = (&over.key.path, over.given.text.expose());
+                let (path, text) = (over.path(), over.given.text.expose());
                 let cause = format!(
                     "{}: {path} is {text:?} for every outbox, and this [[outbox]] says {} ({})",
                     over.given.origin,
@@ -258,17 +330,25 @@ impl<'a> Reader<'a> {
     }
 
     fn layer(&self, mut root: DeTable<'a>) -> Result<Layer> {
-        for (index, over) in self.overrides.iter().enumerate() {
-            let at = self.file.text.len() + 1 + index;
-            let value = DeValue::String(over.given.text.expose().to_owned().into());
-            set(&mut root, &over.key.path, Spanned::new(at..at, value));
+        for (at, over) in self.overrides().filter(|(_, over)| !over.is_property()) {
+            set(&mut root, &over.names, Spanned::new(at..at, over.value.clone()));
         }
+        let (mut errors, end) = (Errors::default(), self.file.text.len());
+        // Without what was refused, the next error shows.
+        let model = loop {
+            let deserializer = toml::de::Deserializer::from(Spanned::new(0..end, root.clone()));
+            let error = match Model::deserialize(deserializer) {
+                Ok(model) => break Some(model),
+                Err(error) => error,
+            };
+            errors.add(self.refused(&root, &error));
+            if !removed(&mut root, &error.span().unwrap_or_default()) {
+                break None;
+            }
+        };
         let mut given = BTreeMap::new();
         self.collect("", &root, &mut given);
-        let end = self.file.text.len();
-        let deserializer = toml::de::Deserializer::from(Spanned::new(0..end, root.clone()));
-        let model = Model::deserialize(deserializer).map_err(|error| self.refused(&root, &error))?;
-        Ok(Layer { model, given })
+        errors.result(model.map(|model| Layer { model, given }))
     }
 
     fn collect(&self, prefix: &str, table: &DeTable<'_>, given: &mut BTreeMap<String, Given>) {
@@ -371,17 +451,34 @@ fn found<'t>(table: &'t DeTable<'_>, prefix: &str, span: &Range<usize>) -> Optio
     })
 }
 
-fn value_at<'t, 'v>(table: &'t DeTable<'v>, path: &str) -> Option<&'t Spanned<DeValue<'v>>> {
-    match path.split_once('.') {
-        None => table.get(path),
-        Some((name, rest)) => value_at(table.get(name)?.get_ref().as_table()?, rest),
+/// Removes the entry that [`found`] finds. `false`: there is none.
+fn removed(table: &mut DeTable<'_>, span: &Range<usize>) -> bool {
+    let entries = table.len();
+    for (_, value) in table.iter_mut() {
+        if let DeValue::Table(inner) = value.get_mut()
+            && removed(inner, span)
+        {
+            return true;
+        }
+    }
+    let kept = mem::replace(table, DeTable::new()).into_iter();
+    *table = kept.filter(|(name, value)| name.span() != *span && value.span() != *span).collect();
+    table.len() < entries
+}
+
+fn value_at<'t, 'v>(table: &'t DeTable<'v>, names: &[String]) -> Option<&'t Spanned<DeValue<'v>>> {
+    match names {
+        [] => None,
+        [name] => table.get(name.as_str()),
+        [name, rest @ ..] => value_at(table.get(name.as_str())?.get_ref().as_table()?, rest),
     }
 }
 
-/// Sets the value at `path`. Does nothing if another value than a table is on the path: the model refuses that value.
-fn set<'v>(table: &mut DeTable<'v>, path: &str, value: Spanned<DeValue<'v>>) {
-    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
-    let key = Spanned::new(value.span(), name.to_owned().into());
+/// Sets the value at the path of `names`. Does nothing if another value than a table is on the path: the model refuses that
+/// value.
+fn set<'v>(table: &mut DeTable<'v>, names: &[String], value: Spanned<DeValue<'v>>) {
+    let Some((name, rest)) = names.split_first() else { return };
+    let key = Spanned::new(value.span(), name.clone().into());
     if rest.is_empty() {
         table.insert(key, value);
         return;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override};
+use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
     Delivery, Guarantee, KEYS, LogFormat, Mode, OnError, OnLoss, OverBudget, PollConfig, ReadTails, SinkKind,
     StateConfig, StoreKind, how_to_set,
@@ -13,7 +13,7 @@ use super::name::{IDENTIFIER_BYTES_MAX, SlotName, TABLE_NAME, TableName, is_plai
 use super::outbox::{OutboxConfig, outbox};
 use super::unit::exact_duration;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Errors, Kind, Result, both};
 use crate::secret::Secret;
 
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
@@ -234,41 +234,58 @@ pub struct Settings {
     pub(super) outboxes: Vec<Layer>,
     /// librdkafka properties by name.
     pub(crate) properties: BTreeMap<String, Given>,
+    /// The configuration file, if there is one.
+    file: String,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
 
 impl Settings {
-    /// Puts flags over environment over file over defaults. An empty variable counts as not set.
+    /// Puts flags over `--set` over environment over file over defaults. An empty variable counts as not set.
     ///
     /// # Errors
     /// [`Kind::Config`] with the flag, the variable, or file and line: for an unknown key, a value that its key does
     /// not allow, and an `[[outbox]]` that contradicts a flag or a variable.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
-        let mut overrides = Vec::new();
-        for key in KEYS.iter() {
-            let from_flag = flags.get(key.path.as_str()).zip(key.flag).map(|(text, flag)| (text, Origin::Flag(flag)));
-            let variable = key.variable();
-            let from_variable = environment.get(&variable).filter(|text| !text.is_empty());
-            let given = from_flag.or_else(|| from_variable.map(|text| (text, Origin::Variable(variable))));
-            overrides
-                .extend(given.map(|(text, origin)| Override { key, given: Given { text: Secret::new(text), origin } }));
-        }
         let none = ConfigFile::default();
-        let Layers { base, outboxes, mut properties } = Layers::read(file.unwrap_or(&none), &overrides)?;
+        let given = |text: &String, origin| Given { text: Secret::new(text), origin };
+        let variables = KEYS.iter().filter_map(|key| {
+            let variable = key.variable();
+            let text = environment.get(&variable).filter(|text| !text.is_empty())?;
+            Some(Override::new(key, given(text, Origin::Variable(variable))))
+        });
+        let typed = KEYS.iter().filter_map(|key| {
+            let (text, flag) = flags.get(key.path.as_str()).zip(key.flag)?;
+            Some(Override::new(key, given(text, Origin::Flag(flag))))
+        });
+        let sets: Vec<String> = file.unwrap_or(&none).set.iter().map(|set| toml_of(set)).collect();
+        let mut errors = Errors::default();
+        let set: Vec<_> = sets.iter().filter_map(|set| errors.keep(Override::all_of(set))).flatten().collect();
+        // The last one of a path counts.
+        let overrides: BTreeMap<_, _> = variables.chain(set).chain(typed).map(|over| (over.path(), over)).collect();
+        let overrides: Vec<_> = overrides.into_values().collect();
+        let layers = errors.keep(Layers::read(file.unwrap_or(&none), &overrides));
+        let Layers { base, outboxes, mut properties, set_properties } = errors.result(layers)?;
         for (variable, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
             if let Some(name) = variable.strip_prefix(KAFKA_PROPERTY_VARIABLE) {
                 let given = Given { text: Secret::new(text), origin: Origin::Variable(variable.clone()) };
                 properties.insert(name.to_ascii_lowercase().replace('_', "."), given);
             }
         }
+        properties.extend(set_properties);
         let warnings = warnings(environment, file, &base, &properties);
         let environment = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
-        Ok(Settings { base, outboxes, properties, warnings, environment })
+        let file = file.unwrap_or(&none).path.clone();
+        Ok(Settings { base, outboxes, properties, file, warnings, environment })
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<&Given> {
         self.base.get(path)
+    }
+
+    /// The path of the configuration file, if there is one.
+    pub(crate) fn file(&self) -> Option<&str> {
+        Some(self.file.as_str()).filter(|file| !file.is_empty())
     }
 
     pub(crate) fn has_several_outboxes(&self) -> bool {
@@ -283,26 +300,32 @@ impl Settings {
     /// The configuration of `walrelay run`. `adopt_slot` is an argument because it applies to one start.
     ///
     /// # Errors
-    /// [`Kind::Config`] with the value that is not allowed, its origin, and the allowed values.
+    /// [`Kind::Config`] with each value that is not allowed, its origin, and the allowed values; or with each contradiction.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
-        let state = self.state(adopt_slot)?;
-        let delivery = self.delivery()?;
-        let mut outboxes = self.outboxes()?;
+        let mut errors = Errors::default();
+        let state = errors.or_default(self.state(adopt_slot));
+        let delivery = errors.or_default(self.delivery());
+        let mut outboxes = errors.or_default(self.outboxes());
+        let (source, kafka, process) =
+            (errors.keep(self.source()), errors.keep(self.kafka()), errors.keep(self.process()));
+        let parts = source.zip(kafka).zip(process);
+        let ((source, kafka), process) = errors.result(parts)?;
         for outbox in &mut outboxes {
             // This relay may not use them, but another one may.
             outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
         }
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
-        let source = SourceConfig { messages, ..self.source()? };
+        let source = SourceConfig { messages, ..source };
         let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
-        let kafka = KafkaConfig { id_headers, ..self.kafka()? };
+        let kafka = KafkaConfig { id_headers, ..kafka };
         let sink = self.base.model.sink.kind;
-        let config = Config { source, outboxes, sink, kafka, delivery, state, process: self.process()? };
-        self.fit_for_the_table(&config)?;
-        self.fit_to_give_up(&config)?;
-        fit_for_events(&config)?;
-        self.fit_for_transactions(&config)?;
-        Ok(config)
+        let config = Config { source, outboxes, sink, kafka, delivery, state, process };
+        let mut errors = Errors::default();
+        errors.keep(self.fit_for_the_table(&config));
+        errors.keep(self.fit_to_give_up(&config));
+        errors.keep(fit_for_events(&config));
+        errors.keep(self.fit_for_transactions(&config));
+        errors.result(Some(config))
     }
 
     pub(crate) fn database(&self) -> Result<ConnInfo> {
@@ -331,7 +354,8 @@ impl Settings {
 
     pub(crate) fn source(&self) -> Result<SourceConfig> {
         let model = &self.base.model.slot;
-        let slot = self.slot()?;
+        let backlog = self.backlog();
+        let (slot, (database, backlog)) = both(self.slot(), both(self.database(), backlog))?;
         let publication = self
             .get("slot.publication")
             .map_or_else(|| format!("walrelay_{slot}"), |given| given.text.expose().to_owned());
@@ -344,7 +368,7 @@ impl Settings {
                 .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
         }
         Ok(SourceConfig {
-            database: self.database()?,
+            database,
             slot,
             publication,
             wal_sender_timeout: model.wal_sender_timeout.duration(),
@@ -352,7 +376,7 @@ impl Settings {
             max_message_bytes: model.max_message_bytes.number(usize::MAX),
             mode: model.mode,
             on_loss: model.on_loss,
-            backlog: self.backlog()?,
+            backlog,
             max_retained_bytes: model.max_retained_bytes.map(|bytes| bytes.number(u64::MAX)),
             give_up_over_budget: model.over_budget == OverBudget::GiveUp,
             poll: self.base.model.poll.clone(),
@@ -363,24 +387,25 @@ impl Settings {
     pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
         let one = std::slice::from_ref(&self.base);
         let layers = if self.outboxes.is_empty() { one } else { &self.outboxes };
-        let mut outboxes: Vec<OutboxConfig> = Vec::new();
+        let (mut errors, mut outboxes) = (Errors::default(), Vec::<OutboxConfig>::new());
         for layer in layers {
-            let outbox = outbox(layer)?;
+            let Some(outbox) = errors.keep(outbox(layer)) else { continue };
             if outboxes.iter().any(|other| other.source == outbox.source) {
                 let cause = format!("two [[outbox]]es are {}", outbox.source);
-                return Err(Error::new(Kind::Config, cause)
-                    .remedy("make one of the two: an event has one route, chosen by its columns where need be"));
+                let remedy = "make one of the two: an event has one route, chosen by its columns where need be";
+                errors.add(Error::new(Kind::Config, cause).remedy(remedy));
             }
             outboxes.push(outbox);
         }
-        Ok(outboxes)
+        errors.result(Some(outboxes))
     }
 
     /// The handling of events that cannot be delivered, and the transactions of the others.
     pub(crate) fn delivery(&self) -> Result<DeliveryConfig> {
         let layer = &self.base;
         let model = &layer.model.delivery;
-        layer.checked("delivery.dead_letter_topic", "1 to 249 of a-z A-Z 0-9 . _ -", is_topic)?;
+        let topic = layer.checked("delivery.dead_letter_topic", "1 to 249 of a-z A-Z 0-9 . _ -", is_topic);
+        let (_, transactions) = both(topic, self.transactions())?;
         let (base, cap) = (model.retry_base.duration(), model.retry_cap.duration());
         if base > cap {
             let [base, cap] = [base, cap].map(exact_duration);
@@ -391,7 +416,7 @@ impl Settings {
                 format_args!("set delivery.retry_base to {cap} or less, or raise delivery.retry_cap"),
             ));
         }
-        let delivery = DeliveryConfig { transactions: self.transactions()?, ..DeliveryConfig::from(model) };
+        let delivery = DeliveryConfig { transactions, ..DeliveryConfig::from(model) };
         let reads_tails = delivery.reads_tails && layer.model.sink.kind == SinkKind::Kafka;
         Ok(DeliveryConfig { reads_tails, ..delivery })
     }
@@ -470,10 +495,10 @@ impl Settings {
         let model = &self.base.model.state;
         let key_fits = |key: &str| (1..=255).contains(&key.len()) && !key.contains(char::is_control);
         let key = match self.get("state.key") {
-            None => self.slot()?.to_string(),
-            Some(_) => self.base.checked("state.key", "1 to 255 bytes without control characters", key_fits)?,
+            None => self.slot().map(|slot| slot.to_string()),
+            Some(_) => self.base.checked("state.key", "1 to 255 bytes without control characters", key_fits),
         };
-        let topic = self.base.checked("state.topic", "a topic's name", is_topic)?;
+        let (key, topic) = both(key, self.base.checked("state.topic", "a topic's name", is_topic))?;
         let is_elsewhere = self.base.model.sink.kind != SinkKind::Kafka;
         let store = match self.get("state.store") {
             None if is_elsewhere => StoreKind::Postgres,
@@ -487,14 +512,15 @@ impl Settings {
 
     pub(crate) fn process(&self) -> Result<ProcessConfig> {
         let model = &self.base.model;
+        let allowed = "a filter such as info or walrelay=debug";
+        let filter = self.base.checked("log.filter", allowed, |text| !text.trim().is_empty());
+        let (http, log_filter) = both(self.http(), filter)?;
         Ok(ProcessConfig {
-            http: self.http()?,
+            http,
             shutdown_timeout: model.shutdown.timeout.duration(),
             ready_within: model.http.ready_within.duration(),
             log_json: model.log.format == LogFormat::Json,
-            log_filter: self
-                .base
-                .checked("log.filter", "a filter such as info or walrelay=debug", |text| !text.trim().is_empty())?,
+            log_filter,
         })
     }
 
@@ -651,12 +677,14 @@ fn warnings(
     let unknown = environment.keys().filter(|name| name.starts_with("WALRELAY_") && !is_known(name));
     let mut warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
     let url = base.get("database.url").filter(|given| holds_password(given.text.expose()));
-    if url.is_some_and(|url| matches!(url.origin, Origin::Flag(_))) {
-        warnings.push(
-            "--database-url holds a password, and everybody on this machine can read a command line: \
-             use a password file (PGPASSFILE) or WALRELAY_DATABASE_URL"
-                .to_owned(),
-        );
+    let is_typed = |given: &Given| matches!(given.origin, Origin::Flag(_));
+    let password = properties.iter().find(|(name, given)| is_secret_property(name) && is_typed(given));
+    if let Some(given) = url.filter(|url| is_typed(url)).or(password.map(|(_, given)| given)) {
+        warnings.push(format!(
+            "{} holds a password, and everybody on this machine can read a command line: use a password file (PGPASSFILE), a \
+             variable or a configuration file",
+            given.origin
+        ));
     }
     let Some(ConfigFile { path, readable_by_others: true, .. }) = file else { return warnings };
     let in_file = |given: &Given| matches!(given.origin, Origin::File { .. });
@@ -723,6 +751,71 @@ mod tests {
         let settings = Settings::new(&Flags::new(), &none, None).unwrap();
         assert_eq!(settings.base.model.shutdown.timeout.duration(), Duration::from_secs(30));
         assert_eq!(settings.base.origin("shutdown.timeout"), "default");
+    }
+
+    #[test]
+    fn set_beats_variables_and_the_file_with_the_keys_and_errors_of_the_file() {
+        let settings = |set: &[&str]| {
+            let text = "[route]\ntopic = 'file'\n[kafka.properties]\nlinger.ms = 1";
+            let mut file = ConfigFile::new("w.toml", text);
+            file.set = set.iter().map(|text| (*text).to_owned()).collect();
+            let variables = [("WALRELAY_ROUTE_TOPIC", "variable"), ("WALRELAY_KAFKA_PROPERTY_LINGER_MS", "2")];
+            let flags = Flags::from([("slot.name", "flag".to_owned())]);
+            Settings::new(&flags, &environment(&variables), Some(&file))
+        };
+        let set = [
+            "route.topic = 'first'",
+            "delivery.retry_attempts=5",
+            "slot.name=set",
+            "kafka.properties.linger.ms=3",
+            "route.headers.\"a.b\"={x}",
+            "route.topic=last",
+        ];
+        let settings_of_all = settings(&set).unwrap();
+        let shown = |path| {
+            let given = settings_of_all.get(path).unwrap();
+            format!("{} {}", given.text.expose(), given.origin)
+        };
+        let paths = ["route.topic", "delivery.retry_attempts", "slot.name", "route.headers.a.b"];
+        assert_eq!(paths.map(shown), ["last --set", "5 --set", "flag --slot", "{x} --set"]);
+        assert_eq!(settings_of_all.properties["linger.ms"].text.expose(), "3");
+        for (wrong, cause) in [
+            ("slot.nmae=a", "--set: slot.nmae does not exist"),
+            ("slot.max_message_bytes=true", "--set: slot.max_message_bytes cannot be true"),
+            ("slot.wal_sender_timeout=10", "--set: slot.wal_sender_timeout cannot be 10"),
+            ("slot=a", "--set: slot is a table, not a value"),
+            ("kafka.properties.x=[1]", "--set: kafka.properties.x is neither text nor a number nor true or false"),
+            ("orders", "--set: this is not KEY=VALUE with the key of a configuration file"),
+        ] {
+            assert_eq!(settings(&[wrong]).unwrap_err().cause(), cause);
+        }
+        let warnings = settings(&["kafka.properties.sasl.password=canary"]).unwrap().warnings().join("");
+        assert!(warnings.starts_with("--set holds a password") && !warnings.contains("canary"), "{warnings}");
+    }
+
+    #[test]
+    fn all_errors_of_a_configuration_are_reported_together() {
+        let causes = |error: Error| -> Vec<String> {
+            std::iter::once(&error).chain(error.others()).map(|error| error.cause().to_owned()).collect()
+        };
+        let syntax = "[slot]\nname = 'a'\nname = 'b'\n[slot]";
+        assert_eq!(causes(Settings::of(syntax).unwrap_err()), ["w.toml:3: duplicate key", "w.toml:4: duplicate key"]);
+        let shape = "[slot]\nnmae = 'a'\nwal_sender_timeout = 10\n[log]\nformat = 'xml'\n[kafka.properties]\nx = [1]";
+        assert_eq!(
+            causes(Settings::of(shape).unwrap_err()),
+            [
+                "w.toml:7: kafka.properties.x is neither text nor a number nor true or false",
+                "w.toml:2: slot.nmae does not exist",
+                "w.toml:3: slot.wal_sender_timeout cannot be 10",
+                "w.toml:5: log.format cannot be \"xml\"",
+            ]
+        );
+        let values = "database.url = 'postgres://u@h/d'\n[outbox.columns]\nid = ''\n[route]\ntopic = '{'\n\
+                      [state]\ntopic = ' '\n[http]\nlisten = 'x'";
+        let causes = causes(Settings::of(values).unwrap().config(false).unwrap_err());
+        let keys = ["slot.name", "state.topic", "outbox.columns.id", "route.topic", "kafka.brokers", "http.listen"];
+        assert_eq!(causes.len(), keys.len(), "{causes:?}");
+        assert!(causes.iter().zip(keys).all(|(cause, key)| cause.contains(key)), "{causes:?}");
     }
 
     #[test]

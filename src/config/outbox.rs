@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::file::Layer;
 use super::model::{Columns, Delete, KEYS, NullHeaders, Route, Tombstone};
 use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, TableName, is_closed, is_number, is_plain};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Errors, Kind, Result};
 use crate::template::Template;
 
 const TEMPLATE_REMEDY: &str = "text with columns in braces, such as orders.{type|lower}; docs/mapping.md has all of it";
@@ -290,28 +290,29 @@ impl Default for RouteConfig {
 }
 
 pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
-    let source = event_source(layer)?;
+    let mut errors = Errors::default();
+    let source = errors.keep(event_source(layer)).unwrap_or_else(|| EventSource::Table(TableName::debezium()));
     let id = match &source {
         // Every message has an LSN, and no two have the same one.
         EventSource::Messages(_) if layer.get("outbox.columns.id").is_none() => MESSAGE_LSN.to_owned(),
-        EventSource::Messages(_) | EventSource::Table(_) => column(layer, "outbox.columns.id")?,
+        EventSource::Messages(_) | EventSource::Table(_) => errors.or_default(column(layer, "outbox.columns.id")),
     };
-    let upkeep = upkeep(layer, &source)?;
+    let upkeep = errors.or_default(upkeep(layer, &source));
     let mut outbox = OutboxConfig {
         source,
         id,
-        aggregate_type: column(layer, "outbox.columns.aggregatetype")?,
-        aggregate_id: column(layer, "outbox.columns.aggregateid")?,
-        event_type: column(layer, "outbox.columns.type")?,
-        payload: column(layer, "outbox.columns.payload")?,
-        max_attempts: optional_column(layer, "outbox.columns.max_attempts")?,
+        aggregate_type: errors.or_default(column(layer, "outbox.columns.aggregatetype")),
+        aggregate_id: errors.or_default(column(layer, "outbox.columns.aggregateid")),
+        event_type: errors.or_default(column(layer, "outbox.columns.type")),
+        payload: errors.or_default(column(layer, "outbox.columns.payload")),
+        max_attempts: errors.or_default(optional_column(layer, "outbox.columns.max_attempts")),
         columns: Vec::new(),
         row_key: None,
         upkeep,
-        route: route(layer)?,
+        route: errors.or_default(route(layer)),
     };
     outbox.need_only_routed();
-    Ok(outbox)
+    errors.result(Some(outbox))
 }
 
 fn event_source(layer: &Layer) -> Result<EventSource> {
@@ -332,19 +333,20 @@ fn event_source(layer: &Layer) -> Result<EventSource> {
 }
 
 fn upkeep(layer: &Layer, source: &EventSource) -> Result<Upkeep> {
-    let model = &layer.model.outbox;
+    let (model, mut errors) = (&layer.model.outbox, Errors::default());
     let upkeep = Upkeep {
-        pending: sql(layer, "outbox.pending")?,
-        order_by: sql(layer, "outbox.order_by")?,
-        time: optional_column(layer, "outbox.time")?,
-        mark: sql(layer, "outbox.mark")?,
-        mark_failed: sql(layer, "outbox.mark_failed")?,
-        mark_waiting: sql(layer, "outbox.mark_waiting")?,
-        failed: sql(layer, "outbox.failed")?,
+        pending: errors.or_default(sql(layer, "outbox.pending")),
+        order_by: errors.or_default(sql(layer, "outbox.order_by")),
+        time: errors.or_default(optional_column(layer, "outbox.time")),
+        mark: errors.or_default(sql(layer, "outbox.mark")),
+        mark_failed: errors.or_default(sql(layer, "outbox.mark_failed")),
+        mark_waiting: errors.or_default(sql(layer, "outbox.mark_waiting")),
+        failed: errors.or_default(sql(layer, "outbox.failed")),
         delete: model.delete == Delete::Acked,
         retention: model.retention.map(|retention| retention.duration()),
-        notify: optional_column(layer, "outbox.notify")?,
+        notify: errors.or_default(optional_column(layer, "outbox.notify")),
     };
+    let upkeep = errors.result(Some(upkeep))?;
     if source.table().is_none() && upkeep != Upkeep::default() {
         let cause = format!("{source}: pending, mark and the like are for rows of a table");
         return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
@@ -367,27 +369,29 @@ fn upkeep(layer: &Layer, source: &EventSource) -> Result<Upkeep> {
 fn route(layer: &Layer) -> Result<RouteConfig> {
     let model = &layer.model.route;
     let allowed = "fewer than 249 letters, digits, dots, underscores and hyphens";
-    let prefix = layer.checked("route.topic_prefix", allowed, |prefix| {
+    let mut errors = Errors::default();
+    let prefix = errors.or_default(layer.checked("route.topic_prefix", allowed, |prefix| {
         prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain)
-    })?;
-    let topic = template(layer, "route.topic")?;
-    let key = template(layer, "route.key")?;
-    Ok(RouteConfig {
+    }));
+    let topic = errors.or_default(template(layer, "route.topic"));
+    let key = errors.or_default(template(layer, "route.key"));
+    let route = RouteConfig {
         topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, layer.text("outbox.columns.aggregatetype"))),
         key: match key {
             Some(key) => Some(key).filter(|key| !key.source().is_empty()),
             None => Some(Template::column(layer.text("outbox.columns.aggregateid"))),
         },
-        id_header: header_name(layer, "route.id_header")?,
-        position_header: header_name(layer, "route.position_header")?,
-        partition: optional_column(layer, "route.partition")?,
-        timestamp: optional_column(layer, "route.timestamp")?,
-        headers: headers(layer)?,
-        headers_from: headers_from(layer)?,
+        id_header: errors.or_default(header_name(layer, "route.id_header")),
+        position_header: errors.or_default(header_name(layer, "route.position_header")),
+        partition: errors.or_default(optional_column(layer, "route.partition")),
+        timestamp: errors.or_default(optional_column(layer, "route.timestamp")),
+        headers: errors.or_default(headers(layer)),
+        headers_from: errors.or_default(headers_from(layer)),
         omit_null_headers: model.null_headers == NullHeaders::Omit,
-        value: value(layer)?,
+        value: errors.keep(value(layer)).unwrap_or_else(|| ValueConfig::Template(Template::column(""))),
         reserved_topics: Vec::new(),
-    })
+    };
+    errors.result(Some(route))
 }
 
 /// The name of one of walrelay's own headers; `None` if it is set to empty text.
@@ -414,18 +418,20 @@ fn headers_from(layer: &Layer) -> Result<Option<Template>> {
 
 /// The templates of headers. Refuses a header without a valid name.
 fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
+    let mut errors = Errors::default();
     for name in layer.model.route.headers.keys() {
         let path = format!("route.headers.{name}");
         if name.is_empty() || name.contains('\0') {
             let cause = format!("{}: {name:?} is no header's name", layer.origin(&path));
-            return Err(Error::new(Kind::Config, cause)
-                .remedy("a header's name has one character or more, and no NUL among them"));
+            let remedy = "a header's name has one character or more, and no NUL among them";
+            errors.add(Error::new(Kind::Config, cause).remedy(remedy));
         }
         if is_own_header(name) {
-            return Err(own_header(layer, &path, "route.headers", name));
+            errors.add(own_header(layer, &path, "route.headers", name));
         }
     }
-    named_templates(layer, "route.headers", &layer.model.route.headers)
+    let headers = errors.keep(named_templates(layer, "route.headers", &layer.model.route.headers));
+    errors.result(headers)
 }
 
 fn value(layer: &Layer) -> Result<ValueConfig> {
@@ -462,16 +468,18 @@ fn own_header(layer: &Layer, path: &str, of: &str, name: &str) -> Error {
 }
 
 fn named_templates(layer: &Layer, table: &str, named: &toml::Table) -> Result<Vec<(String, Template)>> {
-    let mut templates = Vec::new();
+    let (mut errors, mut templates) = (Errors::default(), Vec::new());
     for (name, text) in named {
         let path = format!("{table}.{name}");
-        if !text.is_str() {
+        let template = if text.is_str() {
+            layer.parsed(&path, TEMPLATE_REMEDY)
+        } else {
             let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
-            return Err(layer.error(&path, "must be a template in quotes", remedy));
-        }
-        templates.push((name.clone(), layer.parsed(&path, TEMPLATE_REMEDY)?));
+            Err(layer.error(&path, "must be a template in quotes", remedy))
+        };
+        templates.extend(errors.keep(template).map(|template| (name.clone(), template)));
     }
-    Ok(templates)
+    errors.result(Some(templates))
 }
 
 fn template(layer: &Layer, path: &str) -> Result<Option<Template>> {

@@ -45,7 +45,7 @@ The other codes are those with which run would end, or which it would retry, at 
 
 /// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
 pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
     let config = config::config(&settings, false)?;
     let mut report = Report { complete, checks: Vec::new() };
     report.ok("configuration", "", "valid");

@@ -16,7 +16,7 @@ use crate::cli::sql::{Session, column};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::source::row_key;
 
@@ -68,9 +68,9 @@ Exit codes:
 
 /// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
 pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
-    let settings = config::settings(&flags(args), args.common.config.as_deref())?;
+    let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
-    let (source, mut outboxes) = (settings.source()?, settings.outboxes()?);
+    let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "setup").await?;
     row_key::find(session.client(), &source, &settings.delivery()?, &mut outboxes).await?;
     let found = Found::read(&session, &source, &outboxes).await?;
@@ -128,7 +128,7 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
 fn repeated(args: &SetupArgs) -> String {
     let typed = flags(args);
     let setting = |key: &str| typed.get(key).map(String::as_str);
-    let config = args.common.config.as_ref().map(|path| path.display().to_string());
+    let config = args.common.file.config.as_ref().map(|path| path.display().to_string());
     let flags = [
         ("config", config.as_deref()),
         ("table", setting("outbox.table")),

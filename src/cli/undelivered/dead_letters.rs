@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use super::{
     Change, ChangeArgs, Chosen, Counts, Details, Event, Found, Header, Help, ListArgs, More, NAME_CHARS_MAX, SHOWN_MAX,
     ShowArgs, State, Store, agreed, error_text, name,
 };
-use crate::cli::config::{self, flags};
+use crate::cli::config::{self, FileArgs, flags};
 use crate::cli::output::{
     Outcome, ProgressReporter, aligned, cell, counted, note, notes, print_json, print_line, print_report, time, warn,
 };
@@ -47,10 +46,9 @@ pub(crate) struct DeadLetters {
     /// The replication slot of the dead letters
     #[arg(long, value_name = "SLOT")]
     pub slot: Option<String>,
-    /// A configuration file; delivery.dead_letter_topic in it names the topic
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub config: Option<PathBuf>,
+    pub file: FileArgs,
     /// Kafka's bootstrap servers, with commas between
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
@@ -163,7 +161,7 @@ impl Topic {
     fn open(chosen: &Chosen<DeadLetters>, mut more: Flags) -> Result<Arc<Topic>> {
         let Chosen { store, filters, .. } = chosen;
         more.extend(flags(store));
-        let config = config::config(&config::settings(&more, store.config.as_deref())?, false)?;
+        let config = config::config(&config::settings(&more, &store.file)?, false)?;
         warn(config::unverified(&config));
         let now_ms = now_us() / 1_000;
         let span = filters.span(now_ms)?;

@@ -16,7 +16,7 @@ use crate::cli::output::{Outcome, counted, print_report, time, warn};
 use crate::cli::sql::{Session, column};
 use crate::clock::now_us;
 use crate::config::SlotName;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::source::lease::{Holder, holder};
 use crate::upkeep::parked::{BEHIND, CLASSES};
@@ -115,9 +115,9 @@ impl Table<'_> {
     async fn open(chosen: &Chosen<Parked>) -> Result<Table<'_>> {
         let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.store.common;
-        let settings = config::settings(&flags(common), common.config.as_deref())?;
+        let settings = config::settings(&flags(common), &common.file)?;
         warn(settings.warnings());
-        let (slot, database) = (settings.slot()?, settings.database()?);
+        let (slot, database) = both(settings.slot(), settings.database())?;
         let session = Session::connect(&database, "parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
         let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));

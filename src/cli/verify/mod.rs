@@ -73,7 +73,7 @@ Exit codes:
 const CLOCKS_APART_MS: i64 = 3_600_000;
 
 pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), args.settings.common.config.as_deref())?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.common.file)?;
     let config = config::config(&settings, false)?;
     warn(config::warnings(&settings, &config));
     let id_headers = id_headers(&config)?;

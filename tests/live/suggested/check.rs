@@ -169,6 +169,22 @@ fn config_check_offline_connects_to_nothing() {
 }
 
 #[test]
+fn a_file_in_the_working_directory_is_found_and_set_is_over_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("walrelay.toml"), "[slot]\nname = 'found'\nnmae = 'x'\n").unwrap();
+    let chdir = format!("--chdir={}", folder.path().display());
+    let check = RelayCommand::new("config").flag("check").flag("--offline").under_env(&chdir);
+    let (code, _, told) = ends(&check);
+    assert!(code == Some(2) && told.contains("error: ./walrelay.toml:3: slot.nmae does not exist"), "{told}");
+    std::fs::write(folder.path().join("walrelay.toml"), "[slot]\nname = 'found'\n").unwrap();
+    let (code, said, told) = ends(&check.flag("--set=kafka.brokers=b:9092").flag("--set=route.topic=all"));
+    assert_eq!(code, Some(0), "{told}");
+    for line in ["name = \"found\"  # ./walrelay.toml:2", "topic = \"all\"  # --set"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+#[test]
 fn config_check_works_on_every_major() {
     for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
