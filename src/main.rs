@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use walrelay::cli::{Cli, dispatch, error_lines};
+use walrelay::cli::{Cli, dispatch, error_text};
 use walrelay::error::{Error, Kind};
 
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Where standard error is closed, the exit code says it alone.
-            writeln!(std::io::stderr().lock(), "{}", error_lines(&error)).unwrap_or_default();
+            writeln!(std::io::stderr().lock(), "{}", error_text(&error, &typed)).unwrap_or_default();
             ExitCode::from(error.kind().exit_code())
         }
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Outcome, aligned, cell, error_lines, note, print, print_report, warn};
+use crate::cli::output::{Outcome, Output, aligned, cell, error_lines, note, print, print_report, warn};
 use crate::cli::sql::{Session, is_about_value};
 use crate::config::written::effective;
 use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
@@ -32,7 +32,7 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub settings: RunSettings,
     /// Connect to nothing; print every setting, its value and where it is from, with secrets as ***
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["form", "json"])]
     pub offline: bool,
     /// Show what would become of the row with this id, instead of the newest
     #[arg(long, value_name = "ID", conflicts_with = "offline")]
@@ -40,9 +40,8 @@ pub(crate) struct CheckArgs {
     /// Leave the body out, which is the row's payload
     #[arg(long, conflicts_with = "offline")]
     pub no_body: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long, conflicts_with = "offline")]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 pub(super) const HELP: &str = "\
@@ -76,7 +75,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
     let config = config::config(&settings, false)?;
     warn(config::warnings(&settings, &config));
     if args.offline || !config.source.database.names_server {
-        if args.json || args.id.is_some() {
+        if args.output.is_data() || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
             return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
         }
@@ -120,7 +119,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
     if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == tables.len()) {
         return Err(error.into());
     }
-    print_report(args.json, &report, &report.text())?;
+    print_report(args.output, &report, &report.text())?;
     // The last error decides the exit code.
     let upkeep = upkeep(&session, &named).await.err();
     let mut errors: Vec<Error> = report.refused().cloned().chain(upkeep).chain(nameless).chain(fault).collect();

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::config::{self, AGE_MAX, Common, duration, flags};
-use crate::cli::output::{Outcome, ProgressReporter, aligned, json_line, note, print_line, warn};
+use crate::cli::output::{Outcome, Output, ProgressReporter, aligned, note, print, warn};
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
@@ -46,9 +46,9 @@ pub(crate) struct CleanupArgs {
     /// Delete nothing; count the rows
     #[arg(long)]
     pub dry_run: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub output: Output,
 }
 
 /// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
@@ -106,7 +106,7 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
         reports.push(table(client, sweeper, published.as_ref(), is_polled, args).await?);
     }
     let answer = Answer { dry_run: args.dry_run, tables: &reports };
-    print_line(if args.json { json_line(&answer)? } else { answer.table() })
+    print(&args.output.line(&answer, &answer.table())?)
 }
 
 fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
@@ -231,6 +231,7 @@ Exit codes:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::output::json_line;
     use crate::config::EventSource;
 
     fn report() -> Report {

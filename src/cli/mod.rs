@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password};
 use crate::config::model::KEYS;
 use crate::demo;
-use crate::error::{Flag, NextCommand, Result};
+use crate::error::{Error, Flag, Kind, NextCommand, Result};
 use crate::relay;
 use crate::relay::stop::on_signals;
 use crate::sink::kafka::producer::linked_versions;
@@ -38,7 +38,7 @@ use doctor::DoctorArgs;
 use exporter::ExporterArgs;
 use import::ImportArgs;
 use init::InitArgs;
-use output::{Failure, Outcome, shell_word};
+use output::{Failure, Form, Outcome, Output, error_in, print, shell_word};
 use replay::ReplayArgs;
 use setup::SetupArgs;
 use slot_watch::SlotWatch;
@@ -46,8 +46,6 @@ use status::StatusArgs;
 use teardown::TeardownArgs;
 use undelivered::{DeadLetters, Parked, UndeliveredCommand};
 use verify::VerifyArgs;
-
-pub use output::error_lines;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
@@ -136,7 +134,7 @@ pub(crate) enum Command {
     Parked(UndeliveredCommand<Parked>),
     /// Run walrelay on a private, temporary Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
-    Demo(demo::Options),
+    Demo(DemoArgs),
     /// Write a configuration for a table, convert one from Debezium, and check one
     #[command(subcommand, after_help = CONFIG_HELP)]
     Config(ConfigCommand),
@@ -176,6 +174,14 @@ fn long_version() -> String {
     let commit = option_env!("WALRELAY_COMMIT").map(|commit| format!(" ({commit})"));
     let [librdkafka, openssl] = linked_versions();
     format!("{}{}\n{librdkafka}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    #[command(flatten)]
+    pub options: demo::Options,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 const AFTER_HELP: &str = "\
@@ -251,13 +257,22 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<()> {
     }
 }
 
+/// The error for standard error: two lines, or one object in the form that `--output` asks for.
+#[must_use]
+pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
+    let form = innermost(typed).try_get_one::<Form>("form").ok().flatten();
+    error_in(form.copied().unwrap_or_default(), error)
+}
+
+/// The arguments of the command itself.
+fn innermost(typed: &ArgMatches) -> &ArgMatches {
+    typed.subcommand().map_or(typed, |(_, nested)| innermost(nested))
+}
+
 /// The typed flags that select the relay. The next command reads the environment by
 /// itself.
 fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
-    let mut command = typed;
-    while let Some((_, nested)) = command.subcommand() {
-        command = nested;
-    }
+    let command = innermost(typed);
     let value_of = |name: &str| {
         let id = name.replace('-', "_");
         command.try_get_raw(&id).ok()??.next()?.to_str()
@@ -298,10 +313,16 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
-        Command::Demo(options) => Ok(demo::run(options).await?),
+        Command::Demo(args) => demo(args).await,
         Command::Completions(args) => completions::completions(args, Cli::documented()),
         Command::Man(args) => completions::man(args, Cli::documented()),
     }
+}
+
+async fn demo(args: &DemoArgs) -> Outcome {
+    let report = demo::run(&args.options).await?;
+    print(&args.output.line(&report, report.to_string().trim_end())?)?;
+    if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary()).into()) }
 }
 
 async fn run(args: &RunArgs) -> Outcome {
@@ -418,6 +439,8 @@ mod tests {
             &["walrelay", "config", "import", "c.json", "--force"],
             &["walrelay", "config", "init", "--table", "t", "--force"],
             &["walrelay", "config", "check", "--offline", "--json"],
+            &["walrelay", "config", "check", "--offline", "--output", "yaml"],
+            &["walrelay", "status", "--json", "--output", "yaml"],
         ] {
             let error = Cli::try_parse_from(typed).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{typed:?}");
@@ -533,6 +556,21 @@ mod tests {
         A setting is a flag, a key with --set, a WALRELAY_* variable, or a key of the
         configuration file. The first of these counts.
         "#);
+    }
+
+    #[test]
+    fn json_is_short_for_output_json_and_decides_the_form_of_errors() {
+        let error = Error::new(Kind::Config, "x");
+        for (typed, start) in [
+            (&["status"][..], "error: x"),
+            (&["status", "--json"], "{\"kind\":\"Config\""),
+            (&["parked", "list", "--output", "json"], "{\"kind\":\"Config\""),
+            (&["cleanup", "--output", "yaml"], "kind: Config\n"),
+            (&["config", "init", "--output", "json"], "error: x"),
+        ] {
+            let typed = Cli::command().get_matches_from([&["walrelay"], typed].concat());
+            assert!(error_text(&error, &typed).starts_with(start), "{typed:?}");
+        }
     }
 
     fn flags_of(line: &[&str]) -> Vec<Flag> {

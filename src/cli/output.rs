@@ -5,6 +5,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::builder::ArgPredicate;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
@@ -55,8 +57,94 @@ pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
 }
 
-pub(crate) fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcome {
-    if is_json { print_json(value) } else { print(text) }
+/// The form of a result, and of the error of the command.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// For people
+    #[default]
+    Table,
+    Json,
+    Yaml,
+}
+
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct Output {
+    /// The form of the result. With json or yaml an error is one such object
+    #[arg(
+        long = "output",
+        value_name = "FORMAT",
+        default_value = "table",
+        default_value_if("json", ArgPredicate::IsPresent, "json")
+    )]
+    pub form: Form,
+    /// Short for --output json
+    #[arg(long, conflicts_with = "form")]
+    pub json: bool,
+}
+
+impl Output {
+    /// Whether the result is for a program.
+    pub(crate) fn is_data(self) -> bool {
+        self.form != Form::Table
+    }
+
+    /// `value` on one line of JSON or as one YAML document, so that others can follow; for people `text` with a line end.
+    pub(crate) fn line(self, value: &impl Serialize, text: &str) -> Result<String, Error> {
+        match self.form {
+            Form::Table => Ok(format!("{text}\n")),
+            Form::Json => Ok(json_line(value)? + "\n"),
+            Form::Yaml => Ok(format!("---\n{}", yaml(value)?)),
+        }
+    }
+}
+
+/// Prints `value`, or for people `text`.
+pub(crate) fn print_report(output: Output, value: &impl Serialize, text: &str) -> Outcome {
+    match output.form {
+        Form::Table => print(text),
+        Form::Json => print_json(value),
+        Form::Yaml => print(&yaml(value)?),
+    }
+}
+
+fn yaml(value: &impl Serialize) -> Result<String, Error> {
+    yaml_serde::to_string(value)
+        .map_err(|error| Error::new(Kind::Bug, format!("the result cannot be printed as YAML: {error}")))
+}
+
+/// An error for programs. `kind` and `exit_code` are those of `docs/exit-codes.md`.
+#[derive(Debug, Serialize)]
+struct ErrorReport {
+    kind: String,
+    exit_code: u8,
+    error: String,
+    remedy: Option<String>,
+    /// Errors that were found together with this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    others: Vec<ErrorReport>,
+}
+
+impl ErrorReport {
+    fn of(error: &Error) -> ErrorReport {
+        let kind = error.kind();
+        ErrorReport {
+            kind: format!("{kind:?}"),
+            exit_code: kind.exit_code(),
+            error: error.to_string(),
+            remedy: error.any_remedy().or_else(|| kind.remedy()).map(|remedy| remedy.to_string()),
+            others: error.others().iter().map(ErrorReport::of).collect(),
+        }
+    }
+}
+
+/// An error in the form of the result, without an end of line.
+pub(crate) fn error_in(form: Form, error: &Error) -> String {
+    let text = match form {
+        Form::Table => return error_lines(error),
+        Form::Json => json_line(&ErrorReport::of(error)),
+        Form::Yaml => yaml(&ErrorReport::of(error)),
+    };
+    text.map_or_else(|_| error_lines(error), |text| text.trim_end().to_owned())
 }
 
 pub(crate) fn json_line(value: &impl Serialize) -> Result<String, Error> {
@@ -127,7 +215,7 @@ impl ProgressReporter {
 }
 
 /// An error as two lines, whatever it contains: the cause and the remedy. The lines of errors found with it follow.
-pub fn error_lines(error: &Error) -> String {
+pub(crate) fn error_lines(error: &Error) -> String {
     let one_line = |text: String| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
     let mut lines = vec![format!("error: {}", one_line(error.to_string()))];
     let remedy = error.any_remedy().or_else(|| error.kind().remedy());
@@ -140,16 +228,16 @@ pub fn error_lines(error: &Error) -> String {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 const ASK_AGAIN: &str = "repeat the command and answer y, or add --yes";
 
-/// Shows a plan and asks for its confirmation, unless `--yes` gave it. With JSON output, the plan goes to the person who is
-/// asked. `otherwise` is the state without an answer.
+/// Shows a plan and asks for its confirmation, unless `--yes` gave it. If the result is for a program, the plan goes to the
+/// person who is asked. `otherwise` is the state without an answer.
 pub(crate) async fn shown_and_confirmed(
     text: &str,
-    is_json: bool,
+    output: Output,
     is_confirmed: bool,
     question: String,
     otherwise: &str,
 ) -> Outcome {
-    match (is_json, is_confirmed) {
+    match (output.is_data(), is_confirmed) {
         (false, _) => print(text)?,
         (true, false) => note(text.trim_end()),
         (true, true) => {}
@@ -299,6 +387,15 @@ mod tests {
             error_lines(&Error::new(Kind::PostgresUnreachable, "x"))
                 .starts_with("error: x\nfix: check that the server")
         );
+    }
+
+    #[test]
+    fn an_error_is_one_object_with_its_kind_and_remedy_where_data_is_asked_for() {
+        let error = Error::new(Kind::Config, "a \"b\"").remedy("c");
+        assert_eq!(error_in(Form::Json, &error), r#"{"kind":"Config","exit_code":2,"error":"a \"b\"","remedy":"c"}"#);
+        let yaml = "kind: NotVerified\nexit_code: 1\nerror: x\nremedy: null";
+        assert_eq!(error_in(Form::Yaml, &Error::new(Kind::NotVerified, "x")), yaml);
+        assert_eq!(error_in(Form::Table, &error), error_lines(&error));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{
-    Outcome, ProgressReporter, aligned, counted, listed, note, notes, print_json, print_line, print_report,
+    Outcome, Output, ProgressReporter, aligned, counted, listed, note, notes, print_line, print_report,
     shown_and_confirmed, warn,
 };
 use crate::cli::sql::Range;
@@ -53,9 +53,9 @@ pub(crate) struct ReplayArgs {
     /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub output: Output,
 }
 
 pub(super) const HELP: &str = "\
@@ -103,11 +103,11 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     let mut report = Report::new(survey, args.dry_run);
     report.notes.extend(replay.notes().iter().cloned());
     if let Some(error) = report.fault(&wanted) {
-        print_report(args.json, &report, &report.text())?;
+        print_report(args.output, &report, &report.text())?;
         return Err(error.into());
     }
     if args.dry_run {
-        return print_report(args.json, &report, &report.text());
+        return print_report(args.output, &report, &report.text());
     }
     let sink = AnySink::connect(&config)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -116,7 +116,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     }
     // The transaction stays open until the answer, and holds back vacuum.
     let question = format!("Publish {} again?", report.rows());
-    shown_and_confirmed(&report.text(), args.json, args.yes, question, "nothing was published").await?;
+    shown_and_confirmed(&report.text(), args.output, args.yes, question, "nothing was published").await?;
     let stop = on_signals()?;
     let mut reporter = ProgressReporter::new();
     let (published, ended) = replay
@@ -126,11 +126,9 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         })
         .await;
     report.published(published);
-    if args.json {
-        print_json(&report)?;
-    }
+    print_report(args.output, &report, "")?;
     match ended {
-        Ok(SendEnd::All) if args.json => Ok(()),
+        Ok(SendEnd::All) if args.output.is_data() => Ok(()),
         Ok(SendEnd::All) => print_line(report.result()),
         Ok(SendEnd::Stopped) => Err(report.stopped().into()),
         Err(error) => {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
 use crate::cli::config::{self, AGE_MAX, Common, DAY, flags, seconds};
-use crate::cli::output::{Outcome, aligned, counted, json_line, print_line, print_to_reader, warn};
+use crate::cli::output::{Outcome, Output, aligned, counted, print, print_to_reader, warn};
 use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
@@ -41,9 +41,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub common: Common,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
     /// Repeat at this interval; without a value every 2s
     #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "2s", value_parser = seconds(SECOND..=DAY, "5s"))]
     pub watch: Option<Duration>,
@@ -60,7 +59,7 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay status --slot orders
   walrelay status --slot orders --json --max-lag-bytes 64MiB
-  walrelay status --slot orders --watch 5
+  walrelay status --slot orders --watch 5s
 
 Exit codes:
   0   healthy
@@ -71,37 +70,25 @@ Exit codes:
 
 /// Prints the state of the slot, once or until interrupted.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.common), &args.common.file)?;
-    warn(settings.warnings());
-    let (slot, database) = both(settings.slot(), settings.database())?;
-    let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
-    let session = Session::connect(&database, "status").await?;
-    let mut looks = Looks::default();
+    let checked = Checked::open(args).await?;
     let Some(interval) = args.watch else {
-        let mut report = read(&session, &slot, &limits, &mut looks).await?;
-        let end = report.wal.current_lsn;
-        while report.is_open(&limits, end) {
-            tokio::time::sleep(LOOK_AGAIN).await;
-            report = read(&session, &slot, &limits, &mut looks).await?;
-        }
-        print_line(if args.json { json_line(&report)? } else { report.table().trim_end().to_owned() })?;
+        let report = checked.settled().await?;
+        print(&args.output.line(&report, report.table().trim_end())?)?;
         return Ok(report.verdict()?);
     };
-    let redraw = std::io::stdout().is_terminal() && !args.json;
+    let redraw = std::io::stdout().is_terminal() && !args.output.is_data();
+    let mut looks = Looks::default();
     let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let report = read(&session, &slot, &limits, &mut looks).await?;
-        let seen = match (redraw, args.json) {
-            (true, _) => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
-            (false, true) => format!("{}\n", json_line(&report)?),
-            (false, false) => format!("time={} {}\n", clock(), report.line()),
-        };
-        print_to_reader(&seen)?;
+        let report = checked.read(&mut looks).await?;
+        print_to_reader(&match redraw {
+            true => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
+            false => args.output.line(&report, &format!("time={} {}", clock(), report.line()))?,
+        })?;
     }
 }
-
 fn clock() -> impl std::fmt::Display {
     let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
@@ -115,22 +102,52 @@ pub(super) async fn look(session: &Session, slot: &SlotName) -> Result<Report> {
     Ok(Report { parked: ParkedCount::read(session, slot).await?, ..report })
 }
 
-async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
-    let mut report = look(session, slot).await?;
-    if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
-        let cause = format!("slot {slot} does not exist, and no relay reads its table");
-        return Err(Error::new(Kind::SlotUnusable, cause).remedy(
-            Remedy::from(NextCommand::new("setup").option("slot", slot))
-                .and(" creates the slot and its publication; if both exist: ")
-                .and(NextCommand::new("run").option("slot", slot)),
-        ));
+/// The slot that is looked at.
+struct Checked {
+    session: Session,
+    slot: SlotName,
+    limits: Limits,
+}
+
+impl Checked {
+    async fn open(args: &StatusArgs) -> Result<Checked> {
+        let settings = config::settings(&flags(&args.common), &args.common.file)?;
+        warn(settings.warnings());
+        let (slot, database) = both(settings.slot(), settings.database())?;
+        let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
+        Ok(Checked { session: Session::connect(&database, "status").await?, slot, limits })
     }
-    if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
-        let waited = looks.look(Instant::now(), confirmed, end);
-        report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+
+    /// The report of one look, or of as many as a limit of the lag in seconds needs.
+    async fn settled(&self) -> Result<Report> {
+        let mut looks = Looks::default();
+        let mut report = self.read(&mut looks).await?;
+        let end = report.wal.current_lsn;
+        while report.is_open(&self.limits, end) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            report = self.read(&mut looks).await?;
+        }
+        Ok(report)
     }
-    report.judge(limits);
-    Ok(report)
+
+    async fn read(&self, looks: &mut Looks) -> Result<Report> {
+        let Checked { session, slot, limits } = self;
+        let mut report = look(session, slot).await?;
+        if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
+            let cause = format!("slot {slot} does not exist, and no relay reads its table");
+            return Err(Error::new(Kind::SlotUnusable, cause).remedy(
+                Remedy::from(NextCommand::new("setup").option("slot", slot))
+                    .and(" creates the slot and its publication; if both exist: ")
+                    .and(NextCommand::new("run").option("slot", slot)),
+            ));
+        }
+        if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
+            let waited = looks.look(Instant::now(), confirmed, end);
+            report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+        }
+        report.judge(limits);
+        Ok(report)
+    }
 }
 
 /// The limits above which the caller calls the slot unhealthy.
@@ -465,6 +482,7 @@ impl Looks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::output::json_line;
     use serde_json::{Value, json};
 
     fn report(changes: Value) -> Report {

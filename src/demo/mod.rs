@@ -70,9 +70,6 @@ pub struct Options {
     /// Seed of the workload; a new one where it is not given
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
 }
 
 fn seconds(text: &str) -> Result<u64, String> {
@@ -80,15 +77,12 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| "write a duration of at most 1h, such as 20s".to_owned())
 }
 
-/// Runs the demo and prints its outcome on standard output. Ctrl-C ends the run early and cleans up.
+/// Runs the demo, and returns its outcome. Ctrl-C ends the run early and cleans up.
 ///
 /// # Errors
-/// [`Kind::NotVerified`] where an event was lost, duplicated, out of order or otherwise wrong, and where the run was
-/// interrupted; otherwise the fault that kept the demo from running.
-pub async fn run(options: &Options) -> Result<()> {
-    let report = Box::pin(report(options, interrupted())).await?;
-    print(&report, options.json)?;
-    if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary())) }
+/// [`Kind::NotVerified`] where the run was interrupted; otherwise the fault that kept the demo from running.
+pub(crate) async fn run(options: &Options) -> Result<Report> {
+    Box::pin(report(options, interrupted())).await
 }
 
 /// Completes with the signal to end this process.
@@ -262,18 +256,6 @@ fn configure(conninfo: &str, brokers: &str) -> Result<Config> {
     Settings::new(&flags, &Environment::new(), None)?.config(false)
 }
 
-fn print(report: &Report, json: bool) -> Result<()> {
-    let failed =
-        |error: &dyn std::fmt::Display| Error::new(Kind::Bug, format!("the outcome cannot be printed: {error}"));
-    let text = if json {
-        let object = serde_json::to_string(report).map_err(|error| failed(&error))?;
-        format!("{object}\n")
-    } else {
-        report.to_string()
-    };
-    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| failed(&error))
-}
-
 #[cfg(test)]
 mod tests {
     use std::future::pending;
@@ -281,16 +263,7 @@ mod tests {
     use super::*;
 
     fn options() -> Options {
-        Options {
-            seconds: 1,
-            writers: 3,
-            aggregates: 10,
-            rate: 200,
-            brokers: None,
-            postgres_bin: None,
-            seed: Some(7),
-            json: false,
-        }
+        Options { seconds: 1, writers: 3, aggregates: 10, rate: 200, brokers: None, postgres_bin: None, seed: Some(7) }
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -215,7 +215,7 @@ pub(super) struct Defects {
 
 /// The outcome of one run.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     /// Whether every committed event arrived once, whole, in order and in its place.
     pub verified: bool,
     /// Seconds the writers wrote.
@@ -268,7 +268,7 @@ impl Report {
     }
 
     /// The sentence for the error of a run that did not verify.
-    pub(super) fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         if self.committed == 0 {
             return "nothing was committed, so nothing was shown".to_owned();
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::support::relay::{EXIT, RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words, told};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
@@ -34,7 +34,7 @@ fn letters(world: &World, command: &str) -> RelayCommand {
 #[track_caller]
 fn ran(command: &RelayCommand) -> (i32, Value, String) {
     let output = command.clone().flag("--json").output();
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    let words = told(&output.stderr);
     assert!(!words.contains("panicked"), "{words}");
     let json = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code().unwrap(), json, words)

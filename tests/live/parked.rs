@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::relay::{EXIT, RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words, told};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
@@ -54,7 +54,7 @@ pub(super) fn command(world: &World, name: &str) -> RelayCommand {
 #[track_caller]
 fn ran(command: &RelayCommand) -> (i32, Value, String) {
     let output = command.clone().flag("--json").output();
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    let words = told(&output.stderr);
     assert!(!words.contains("panicked"), "{words}");
     (output.status.code().unwrap(), serde_json::from_slice(&output.stdout).unwrap_or(Value::Null), words)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::relay::{EXIT, RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words, told};
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
@@ -31,7 +31,7 @@ fn numbered(aggregates: &[&str]) -> (World, Sql, Vec<String>) {
 #[track_caller]
 fn ran(replay: &RelayCommand) -> (i32, Value, String) {
     let output = replay.clone().flag("--json").output();
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    let words = told(&output.stderr);
     let json = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code().unwrap(), json, words)
 }

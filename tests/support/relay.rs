@@ -143,6 +143,19 @@ impl RelayCommand {
     }
 }
 
+/// What a command says on standard error, with an error that is a JSON object as the two lines it has else.
+pub(crate) fn told(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines = text.lines().map(|line| match serde_json::from_str::<serde_json::Value>(line) {
+        Ok(object) if object["exit_code"].is_number() => {
+            let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
+            format!("error: {}\nfix: {}", text("error"), text("remedy"))
+        }
+        _ => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// The error and the remedy of a relay: the two lines at the end of its log.
 #[track_caller]
 pub(crate) fn last_words(log: &str) -> (&str, &str) {

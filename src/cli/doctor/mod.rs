@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Outcome, aligned, counted, print_report};
+use crate::cli::output::{Outcome, Output, aligned, counted, print_report};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
 
@@ -17,9 +17,8 @@ use crate::source::preflight::Finding;
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 pub(super) const HELP: &str = "\
@@ -54,7 +53,7 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
     }
     let seen = postgres::look(&config, &mut report).await;
     kafka::look(&config, seen, &mut report).await;
-    print_report(args.json, &report, &report.text())?;
+    print_report(args.output, &report, &report.text())?;
     Ok(report.verdict()?)
 }
 

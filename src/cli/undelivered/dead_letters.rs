@@ -18,7 +18,7 @@ use super::{
 };
 use crate::cli::config::{self, FileArgs, flags};
 use crate::cli::output::{
-    Outcome, ProgressReporter, aligned, cell, counted, note, notes, print_json, print_line, print_report, time, warn,
+    Outcome, ProgressReporter, aligned, cell, counted, note, notes, print_line, print_report, time, warn,
 };
 use crate::clock::now_us;
 use crate::config::Config;
@@ -100,7 +100,7 @@ impl Store for DeadLetters {
         let dry_run = args.dry_run;
         let (scan, mut plan) = topic.read(move |topic, on_read| topic.survey(change, dry_run, on_read)).await?;
         if let Some(error) = plan.fault() {
-            print_report(args.chosen.json, &plan, &plan.text())?;
+            print_report(args.chosen.output, &plan, &plan.text())?;
             return Err(error.into());
         }
         let outcome = match change {
@@ -129,14 +129,12 @@ impl Store for DeadLetters {
         };
         let (progress, ended) = resolver.run(receiver, on_signals()?, &mut on_read).await;
         (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
-        if args.chosen.json {
-            print_json(&plan)?;
-        }
+        print_report(args.chosen.output, &plan, "")?;
         match ended {
             Ok(SendEnd::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                if args.chosen.json { Ok(()) } else { print_line(plan.result()) }
+                if args.chosen.output.is_data() { Ok(()) } else { print_line(plan.result()) }
             }
             Ok(SendEnd::Stopped) => Err(plan.stopped().into()),
             Err(error) => {

@@ -12,7 +12,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use serde::Serialize;
 
 use crate::cli::output::{
-    Outcome, age, aligned, cell, counted, cut, note, print, print_json, print_report, shown_and_confirmed, table, width,
+    Outcome, Output, age, aligned, cell, counted, cut, note, print_report, shown_and_confirmed, table, width,
 };
 use crate::config::unit::parse_duration;
 use crate::dead_letters as library;
@@ -90,9 +90,8 @@ pub(crate) struct Chosen<S: Store> {
     pub store: S,
     #[command(flatten)]
     pub filters: Filters,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -150,11 +149,8 @@ impl<S: Store> UndeliveredCommand<S> {
 async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
     args.chosen.filters.has_classes(S::CLASSES)?;
     let found = S::list(args).await?;
-    if args.chosen.json {
-        print_json(&found)?;
-    } else if found.why_none.is_none() {
-        print(&found.text(width()))?;
-    }
+    let text = if found.why_none.is_none() { found.text(width()) } else { String::new() };
+    print_report(args.chosen.output, &found, &text)?;
     match found.why_none {
         Some(error) => Err(error.into()),
         None => Ok(()),
@@ -172,7 +168,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
     let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
-    print_report(args.chosen.json, &found, &texts.join("\n"))
+    print_report(args.chosen.output, &found, &texts.join("\n"))
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
@@ -194,10 +190,10 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
 /// Shows a plan and asks for its confirmation. `false` for a dry run, which ends here.
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
-        print_report(args.chosen.json, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
+        print_report(args.chosen.output, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
         return Ok(false);
     }
-    shown_and_confirmed(text, args.chosen.json, args.yes, question, "nothing was changed").await?;
+    shown_and_confirmed(text, args.chosen.output, args.yes, question, "nothing was changed").await?;
     Ok(true)
 }
 

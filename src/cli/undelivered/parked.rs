@@ -97,7 +97,7 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        print_report(args.chosen.json, &plan, &format!("{}\n", plan.result(relay.as_ref())))
+        print_report(args.chosen.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
     }
 }
 

@@ -13,7 +13,7 @@ use rows::Plan;
 use serde::Serialize;
 
 use crate::cli::config::{self, DAY, RelaySettings, duration, flags};
-use crate::cli::output::{Outcome, ProgressReporter, aligned, listed, notes, print_report, warn};
+use crate::cli::output::{Outcome, Output, ProgressReporter, aligned, listed, notes, print_report, warn};
 use crate::cli::sql::{Range, Session};
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
@@ -43,9 +43,8 @@ pub(crate) struct VerifyArgs {
     /// List also records without a row: of deleted rows, and of other producers
     #[arg(long)]
     pub unknown: bool,
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
     /// The most examples of each kind to list
     #[arg(long, value_name = "EXAMPLES", default_value_t = 10)]
     pub limit: usize,
@@ -106,7 +105,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     rows::find_strays(&session, &plans, &mut comparison, &mut ProgressReporter::new()).await?;
 
     report.found(comparison.findings(), &absent, &cut);
-    print_report(args.json, &report, &report.text(args.unknown))?;
+    print_report(args.output, &report, &report.text(args.unknown))?;
     Ok(report.verdict(args.no_duplicates)?)
 }
 

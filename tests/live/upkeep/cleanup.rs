@@ -9,7 +9,7 @@ use walrelay::position::Lsn;
 use walrelay::upkeep::cleanup::{Sweeper, old_partitions};
 
 use super::{database, outboxes, runtime};
-use crate::support::relay::{RelayCommand, last_words};
+use crate::support::relay::{RelayCommand, last_words, told};
 use crate::support::sql::Sql;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
@@ -122,7 +122,7 @@ fn without_evidence_of_publication_no_row_is_deleted() {
     old(&sql, 10);
     let refused = |command: RelayCommand, code: i32, word: &str| {
         let output = command.output();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = told(&output.stderr);
         let (error, fix) = last_words(&text);
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(error.contains(word) && fix.starts_with("fix: "), "{text}");
