@@ -1,11 +1,12 @@
 # Debezium on Kafka Connect, a Postgres and a Kafka of their own, until the script that reads this ends. It needs
 # scripts/prerequisites; Debezium and Kafka Connect come through Maven, by version, and stay beside the test servers.
+# POSTGRES names another folder with Postgres' programs, and JAVA another Java.
 # shellcheck shell=bash disable=SC2034
 
 # shellcheck source=scripts/debezium-fetch.sh
 . scripts/debezium-fetch.sh
 fetch_connect
-programs=/usr/lib/postgresql/15/bin
+programs=$(realpath "${POSTGRES:-/usr/lib/postgresql/15/bin}")
 
 # --- servers ------------------------------------------------------------------------------------------------------
 
@@ -34,8 +35,8 @@ if [ "$(id -u)" = 0 ]; then
 fi
 (cd / && "${as[@]}" "$programs/initdb" -U postgres -A trust -E UTF8 --no-locale -N -D "$run/postgres/data") >"$run/initdb.log"
 "${as[@]}" "$programs/postgres" -D "$run/postgres/data" -c listen_addresses=127.0.0.1 -c port="$postgres_port" \
-    -c unix_socket_directories= -c wal_level=logical -c max_replication_slots=60 -c max_wal_senders=60 \
-    -c max_connections=300 -c fsync=off -c timezone=UTC >"$run/postgres.log" 2>&1 &
+    -c unix_socket_directories= -c wal_level=logical -c max_replication_slots=100 -c max_wal_senders=100 \
+    -c max_connections=500 -c fsync=off -c timezone=UTC >"$run/postgres.log" 2>&1 &
 pids+=($!)
 sql() { PGTZ=UTC psql -h 127.0.0.1 -p "$postgres_port" -U postgres -d postgres -qAt -v ON_ERROR_STOP=1 "$@"; }
 for _ in $(seq 100); do
@@ -56,8 +57,9 @@ num.partitions=8
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 log.retention.ms=-1
+log.message.timestamp.after.max.ms=9223372036854775807
 P
-java=(java -XX:+UseSerialGC -XX:-UsePerfData "-Dlog4j2.configurationFile=$servers/kafka/log4j2.xml")
+java=("${JAVA:-java}" -XX:+UseSerialGC -XX:-UsePerfData "-Dlog4j2.configurationFile=$servers/kafka/log4j2.xml")
 "${java[@]}" -Xmx512m -cp "$servers/kafka/libs/*" kafka.Kafka "$run/kafka.properties" >"$run/kafka.log" 2>&1 &
 pids+=($!)
 for _ in $(seq 150); do

@@ -39,21 +39,10 @@ impl Lab {
     }
 
     pub(crate) fn of_types(types: &[u32], outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
-        let types: Vec<_> = types.iter().map(|oid| (*oid, -1)).collect();
-        Lab::of_modified(&types, outbox, columns, values)
-    }
-
-    /// Each column has a type and its modifier.
-    pub(crate) fn of_modified(
-        types: &[(u32, i32)],
-        outbox: &OutboxConfig,
-        columns: &[&str],
-        values: &[Option<&str>],
-    ) -> Lab {
         let described = wire::relation(1, "public", "outbox", columns);
         let Ok(Message::Relation(mut relation)) = decode(&described) else { panic!("not a relation") };
         for (column, of) in relation.columns.iter_mut().zip(types) {
-            (column.type_oid, column.type_modifier) = *of;
+            column.type_oid = *of;
         }
         let mapping = Arc::new(Mapping::new(outbox, &relation).unwrap());
         let values: Vec<_> =

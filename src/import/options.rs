@@ -150,7 +150,13 @@ pub(super) const OPTIONS: &[Row] = &[
     ),
     left("hstore.handling.mode money.fraction.digits", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
     unless("include.unknown.datatypes", "false", MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED),
-    unless("field.name.adjustment.mode", "none", MayDiffer, "names go out as they are mapped", "compare a record"),
+    unless(
+        "field.name.adjustment.mode router.field.name.adjustment.mode",
+        "none",
+        MayDiffer,
+        "names go out as they are mapped, and those of an expanded payload as they are in it",
+        "compare a record",
+    ),
     unless(
         "provide.transaction.metadata",
         "false",

@@ -48,7 +48,7 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
         }
     }
     if id != "id" {
-        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record without the header";
+        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record whose header has no value";
         carrying.left("router.table.field.event.id", ToDo, why, "make the column NOT NULL");
     }
     route(carrying, route_by);
@@ -189,6 +189,10 @@ fn printed(carrying: &mut Carrying<'_>, option: &str, name: &str) -> &'static st
         !is_other && (column.can_name() || column.can_hold_event())
     };
     if carrying.is_known(name, is_plain) { "" } else { "connect" }
+}
+
+fn is_numeric(column: &Column) -> bool {
+    matches!(column.base.name.as_str(), "numeric" | "_numeric")
 }
 
 fn is_bytea(column: &Column) -> bool {

@@ -1,7 +1,8 @@
 """Reads the records of one case out of a Kafka's log directory, as bytes: records.py LOG_DIRECTORY CASE STARTED_MS.
 
 One JSON object per record, by the place of its row in the outbox: what is another in every run is left out. That is the
-time of the processing, the partition of a record without a key, and the id of the run in a header.
+time of the processing, the partition of a record without a key, the id of the run in a header, and Java's hash code of
+bytes that it writes as text.
 
 Record batches: https://kafka.apache.org/documentation/#recordbatch
 """
@@ -11,6 +12,7 @@ import pathlib
 import re
 import struct
 import sys
+import time
 
 
 class Bytes:
@@ -57,30 +59,34 @@ def shown(data):
     if data is None:
         return None
     try:
-        return data.decode()
+        return re.sub(r"\[B@[0-9a-f]+", "[B@HASH", data.decode())
     except UnicodeDecodeError:
         return {"hex": data.hex()}
 
 
 def main(directory, case, started_ms):
     # Types that the expression of c16 does not match are topics as they are.
-    mine = re.compile(rf"{case}\..*|Order[A-Z].*|InsertThenDelete" if case == "c16" else rf"{case}\..*")
+    mine = re.compile(rf"{case}\..*|Order[A-Za-z]*|InsertThenDelete" if case == "c16" else rf"{case}\..*")
+    connector = ("__debezium.context.connectorLogicalName", f"p{case}".encode())
+    ended_ms = time.time() * 1000
     found = []
     for path in pathlib.Path(directory).glob("*/*.log"):
         topic, partition = path.parent.name.rsplit("-", 1)
-        if not mine.fullmatch(topic):
+        if not mine.fullmatch(topic) and re.match(r"[cs]\d+\.", topic):
             continue
         for offset, time_ms, key, value, headers in records(path):
+            if not mine.fullmatch(topic) and connector not in headers:
+                continue
             run = [(name, b"RUN" if name == "__debezium.context.runId" else content) for name, content in headers]
             record = {
                 "topic": topic,
-                "partition": None if key is None else int(partition),
-                "timestamp": None if time_ms >= int(started_ms) else time_ms,
+                "partition": None if key is None or b"[B@" in key else int(partition),
+                "timestamp": None if int(started_ms) <= time_ms <= ended_ms else time_ms,
                 "key": shown(key),
                 "value": shown(value),
                 "headers": [[name, shown(content)] for name, content in run],
             }
-            ids = [re.sub('.*"payload":', "", shown(content)).strip('"{}') for name, content in headers if name == "id"]
+            ids = [re.sub('.*"payload":', "", shown(content) or "").strip('"{}') for name, content in headers if name == "id"]
             found.append((ids, partition, offset, record))
     for *_, record in sorted(found, key=lambda one: one[:3]):
         print(json.dumps(record, ensure_ascii=False))

@@ -22,6 +22,34 @@ create table outbox_z (id uuid primary key, aggregatetype text, aggregateid text
     tenant text, version int, flag bool, amount numeric(10,2), created_at timestamptz, trace jsonb);
 create publication outbox_pub for table outbox, outbox_x, outbox_y, outbox_t, outbox_b, outbox_n, outbox_o, outbox_e, outbox_s, outbox_z;
 
+-- Further types, and what is written rarely: the captures from c38 on. The types above keep their OIDs.
+create extension hstore;
+create domain price as numeric(10,2);
+create domain sale_price as price;
+create domain moment as timestamptz(3);
+create table outbox_p (id uuid primary key, aggregatetype text, aggregateid text, type text, payload text);
+create table outbox_m (id uuid primary key, aggregatetype text, aggregateid text, type text, payload text);
+create table outbox_d (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb,
+    tz timestamptz, tz3 timestamptz(3), ts timestamp, ts3 timestamp(3), d date, at timestamp, ttz timetz);
+create table outbox_v (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb,
+    tiny numeric(20,10), amount numeric(10,2), wide numeric, f8 double precision, f4 real, iv interval, cost price, sale sale_price,
+    due moment, costs price[], moods mood[], words tsvector, neg numeric(3,-2), tinies numeric(20,10)[], wides numeric[],
+    f8s double precision[], raw bytea, flag bool, tags text[], attrs hstore, tz timestamptz, n int);
+create table outbox_f (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb,
+    f8 double precision, f4 real, iv interval, f8s double precision[]);
+create table outbox_w (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb,
+    attrs hstore, sum money, bits bit(4), varbits varbit(8), place point, grid int[], odd numeric, odd2 numeric(10,2),
+    given text default 'given', at timestamptz default now(), raws bytea[], area inet, span int4range);
+create table outbox_i (id uuid primary key, aggregatetype text, aggregateid text, type text, payload text, event_id uuid);
+alter table outbox_i alter payload set storage external;
+create table outbox_r (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb);
+create table outbox_j (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb, n numeric(10,2));
+create table outbox_k (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb, n int);
+alter publication outbox_pub add table outbox_p, outbox_m, outbox_d, outbox_v, outbox_f, outbox_w, outbox_i, outbox_r, outbox_j, outbox_k;
+-- A role with fewer digits.
+create role fewer_digits superuser replication login password 'postgres';
+alter role fewer_digits set extra_float_digits = 0;
+
 create table written (place bigserial primary key, of text, line text[]);
 create function note() returns trigger language plpgsql as $$
 declare
