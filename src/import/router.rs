@@ -48,7 +48,8 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
         }
     }
     if id != "id" {
-        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record whose header has no value";
+        let why =
+            "carried. A row whose event id is NULL stops the relay; Debezium sends a record whose header has no value";
         carrying.left("router.table.field.event.id", ToDo, why, "make the column NOT NULL");
     }
     route(carrying, route_by);
@@ -74,6 +75,7 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
     decimals(carrying, &written);
     for column in [key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str())) {
         default(carrying, column);
+        unlike(carrying, column);
     }
 }
 
@@ -110,6 +112,28 @@ fn default(carrying: &mut Carrying<'_>, name: &str) {
         let why = format!("in place of NULL in column {name} Debezium sends the column's default, and walrelay NULL");
         carrying.left("table.include.list", MayDiffer, why, "make the column NOT NULL, or write {COLUMN|default('…')}");
     }
+}
+
+/// Lists a column of a type that is not written as Debezium does it.
+fn unlike(carrying: &mut Carrying<'_>, name: &str) {
+    let unlike = |column: &Column| match column.base.name.as_str() {
+        "float4" | "float8" | "_float4" | "_float8" => {
+            Some((MayDiffer, "has other digits in some values where Debezium runs on a Java before 19"))
+        }
+        base if base == "name" || is_structure(column) => Some((Differs, "goes out as Postgres prints it")),
+        _ => None,
+    };
+    let found = carrying.columns(name).into_iter().find_map(|column| Some((unlike(column)?, &column.type_name)));
+    if let Some(((effect, why), of)) = found {
+        let why = format!("column {name} is of type {of} and {why}");
+        carrying.left("table.include.list", effect, why, ASK_CONSUMERS);
+    }
+}
+
+/// Geometric types, strings of bits and further types that are no single value in Java.
+fn is_structure(column: &Column) -> bool {
+    let base = &column.base;
+    matches!(base.category.as_str(), "G" | "V") || matches!(base.name.as_str(), "hstore" | "money")
 }
 
 fn route(carrying: &mut Carrying<'_>, column: &str) {
@@ -172,10 +196,10 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
 ///
 /// Lists a column of which neither does, under `option`.
 fn printed(carrying: &mut Carrying<'_>, option: &str, name: &str) -> &'static str {
-    // Arrays, geometric types, strings of bits.
     let has_java_text = |column: &&Column| {
-        matches!(column.base.category.as_str(), "A" | "G" | "V")
-            || matches!(column.base.name.as_str(), "bytea" | "hstore" | "money")
+        is_structure(column)
+            || column.base.category == "A"
+            || column.base.name == "bytea"
             || (column.base.name == "numeric" && column.type_modifier < 0 && !column.base.domain)
     };
     if let Some(column) = carrying.columns(name).into_iter().find(has_java_text) {
@@ -203,10 +227,6 @@ fn is_bytea(column: &Column) -> bool {
 fn is_in_digits(given: &Given, of: &str) -> bool {
     let format = converter_option(given, of, "decimal.format").unwrap_or_default();
     format.eq_ignore_ascii_case("NUMERIC") && matches!(Converter::of(given, of), Converter::Json { .. })
-}
-
-fn is_numeric(column: &Column) -> bool {
-    matches!(column.base.name.as_str(), "numeric" | "_numeric")
 }
 
 /// A template of a column and functions behind it, which write a `numeric` in digits if the converter of `of` does.
@@ -386,7 +406,8 @@ fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
 fn expanded(carrying: &mut Carrying<'_>) {
     let why = "carried. If objects of an array have different members, Debezium orders the members by hash codes, which \
                may change at each start of the worker; walrelay orders the members by first occurrence. What Debezium \
-               fails on is sent, and what it loses in objects nested in arrays is kept";
+               fails on is sent, and what it loses in objects nested in arrays is kept. Some numbers have other digits \
+               where Debezium runs on a Java before 19";
     carrying.left(EXPAND, MayDiffer, why, "do not let consumers depend on the order of members");
 }
 

@@ -573,7 +573,11 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
             vec![outbox("a.outbox", "uuid", "jsonb"), outbox("b.\"Out Box\"", "text", "text")],
             ("a.outbox b.\"Out Box\"", "{aggregateid}", "{payload}", ""),
         ),
-        (TEXT, vec![outbox("a.o", "float8", "bool")], ("a.o", "{aggregateid|connect}", "{payload|connect}", "")),
+        (
+            TEXT,
+            vec![outbox("a.o", "float8", "bool")],
+            ("a.o", "{aggregateid|connect}", "{payload|connect}", "table.include.list"),
+        ),
         (
             TEXT,
             vec![outbox("a.o", "numeric", "_text")],
@@ -849,10 +853,6 @@ fn every_record_is_debeziums_or_differs_as_documented() {
             found.entry((case, part)).or_default().insert(end, ours);
         }
     }
-    if let Ok(path) = std::env::var("DUMP") {
-        let dump: Vec<_> = found.iter().map(|((case, part), ours)| serde_json::json!([case, part, ours])).collect();
-        std::fs::write(path, serde_json::to_string(&dump).unwrap()).unwrap();
-    }
     let documented = read("docs/moving-from-debezium.md");
     let mut expected = BTreeMap::new();
     for difference in listed {
@@ -867,9 +867,10 @@ fn every_record_is_debeziums_or_differs_as_documented() {
         assert!(expected.insert(place.clone(), difference.ours).is_none(), "{place:?} is there twice");
     }
     let places: BTreeSet<_> = found.keys().chain(expected.keys()).cloned().collect();
-    for place in places {
-        let (found, expected) = (found.get(&place), expected.get(&place));
-        let shown = |found: Option<&BTreeMap<String, Json>>| serde_json::to_string(&found).unwrap();
-        assert_eq!(found, expected, "{place:?}: found\n{}\nand expected\n{}", shown(found), shown(expected));
-    }
+    let wrong: Vec<_> = places
+        .into_iter()
+        .filter(|place| found.get(place) != expected.get(place))
+        .map(|place| serde_json::json!([place, found.get(&place), expected.get(&place)]).to_string())
+        .collect();
+    assert!(wrong.is_empty(), "place, found, expected:\n{}", wrong.join("\n"));
 }

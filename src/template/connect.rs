@@ -227,7 +227,7 @@ impl Kind {
             Reads::Decimal(_, scale) => {
                 let text = with_scale(text, scale);
                 let (digits, _) = digits(&text).ok_or(NUMBER)?;
-                Datum::Decimal(big_decimal(&text), STANDARD.encode(digits))
+                Datum::Number(big_decimal(&text), STANDARD.encode(digits))
             }
             Reads::AnyDecimal => {
                 // The scale is that of the number without zeros at its end.
@@ -262,15 +262,15 @@ enum Datum {
     Text(String),
     /// The same in every form.
     Plain(String),
-    /// Digits as text, and in base64 as JSON.
-    Decimal(String, String),
+    /// Without quotes as text, and as a string in JSON: digits and their base64, or `NaN`.
+    Number(String, String),
     Array(Vec<Datum>),
 }
 
 impl Datum {
     fn text(self) -> String {
         match self {
-            Datum::Text(text) | Datum::Plain(text) | Datum::Decimal(text, _) => text,
+            Datum::Text(text) | Datum::Plain(text) | Datum::Number(text, _) => text,
             Datum::Null => "null".to_owned(),
             Datum::Array(elements) => {
                 let inside = |element: Datum| {
@@ -287,7 +287,7 @@ impl Datum {
     fn json(self) -> String {
         match self {
             Datum::Text(text) => quoted(&text),
-            Datum::Decimal(_, base64) => quoted(&base64),
+            Datum::Number(_, json) => quoted(&json),
             Datum::Plain(text) => text,
             Datum::Null => "null".to_owned(),
             Datum::Array(elements) => {
@@ -430,7 +430,7 @@ pub(crate) fn bytea(text: &[u8]) -> Result<Vec<u8>, &'static str> {
 }
 
 fn floating(text: String) -> Datum {
-    if text.ends_with(|c: char| c.is_ascii_digit()) { Datum::Plain(text) } else { Datum::Text(text) }
+    if text.ends_with(|c: char| c.is_ascii_digit()) { Datum::Plain(text) } else { Datum::Number(text.clone(), text) }
 }
 
 /// The number without its point as a big-endian integer in two's complement, as short as can be, and its scale.
@@ -810,6 +810,7 @@ mod tests {
             (1231, 655_372, "{0.00000012,-1.00000000}", "[1.2E-7,-1.00000000]", r#"["DA==","+gofAA=="]"#),
             (651, -1, "{10.0.0.0/8,NULL}", r#"["10.0.0.0/8",null]"#, r#"["10.0.0.0/8",null]"#),
             (701, -1, "NaN", "NaN", r#""NaN""#),
+            (1022, -1, "{NaN,-0}", "[NaN,-0.0]", r#"["NaN",-0.0]"#),
             (700, -1, "-Infinity", "-Infinity", r#""-Infinity""#),
             (1700, 655_366, "-2.56", "-2.56", r#""/wA=""#),
             (1700, 655_366, "1.27", "1.27", r#""fw==""#),

@@ -147,15 +147,17 @@ insert into outbox_w (id, aggregatetype, aggregateid, type, payload, at, odd2) v
 insert into outbox_w (id, aggregatetype, aggregateid, type, payload, given, at) values
     ('00000000-0000-0000-0000-000000000505', 'order', 'w-5', 'T', '{"a": 1}', null, null),
     ('00000000-0000-0000-0000-000000000506', 'order', 'w-6', 'T', '{"a": 1}', 'x', '2024-05-06 07:08:09+02');
--- Updates of the primary key, of a large payload too, and a row without the id of an event.
+-- Updates of the primary key, of a large payload too.
 insert into outbox_i values
-    ('00000000-0000-0000-0000-000000000601', 'order', 'i-1', 'T', 'one', '00000000-0000-0000-0000-0000000006e1'),
-    ('00000000-0000-0000-0000-000000000602', 'order', 'i-2', 'T', 'two', null),
-    ('00000000-0000-0000-0000-000000000603', 'order', 'i-3', 'T', repeat('large ', 500), '00000000-0000-0000-0000-0000000006e3');
+    ('00000000-0000-0000-0000-000000000601', 'order', 'i-1', 'T', 'one'), ('00000000-0000-0000-0000-000000000602', 'order', 'i-2', 'T', 'two'),
+    ('00000000-0000-0000-0000-000000000603', 'order', 'i-3', 'T', repeat('large ', 500));
 update outbox_i set id = '00000000-0000-0000-0000-000000000611' where id = '00000000-0000-0000-0000-000000000601';
 update outbox_i set id = '00000000-0000-0000-0000-000000000613' where id = '00000000-0000-0000-0000-000000000603';
 update outbox_i set type = 'U' where id = '00000000-0000-0000-0000-000000000602';
-insert into outbox_i values ('00000000-0000-0000-0000-000000000604', 'order', 'i-4', 'T', 'four', '00000000-0000-0000-0000-0000000006e4');
+insert into outbox_i values ('00000000-0000-0000-0000-000000000604', 'order', 'i-4', 'T', 'four');
+-- Rows without the id of an event.
+insert into outbox_g values (1, 'order', 'g-1', 'T', 'one', '00000000-0000-0000-0000-0000000006e1'), (2, 'order', 'g-2', 'T', 'two', null),
+    (3, 'order', 'g-3', 'T', 'three', '00000000-0000-0000-0000-0000000006e3');
 -- What expressions find.
 insert into outbox_r values
     ('00000000-0000-0000-0000-000000000701', 'ab', 'r-1', 'caféXbar', '{"a": 1}'), ('00000000-0000-0000-0000-000000000702', 'a', 'r-2', 'x٣y', '{"a": 1}'),

@@ -40,12 +40,13 @@ create table outbox_f (id uuid primary key, aggregatetype text, aggregateid text
 create table outbox_w (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb,
     attrs hstore, sum money, bits bit(4), varbits varbit(8), place point, grid int[], odd numeric, odd2 numeric(10,2),
     given text default 'given', at timestamptz default now(), raws bytea[], area inet, span int4range);
-create table outbox_i (id uuid primary key, aggregatetype text, aggregateid text, type text, payload text, event_id uuid);
+create table outbox_i (id uuid primary key, aggregatetype text, aggregateid text, type text, payload text);
 alter table outbox_i alter payload set storage external;
 create table outbox_r (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb);
 create table outbox_j (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb, n numeric(10,2));
 create table outbox_k (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb, n int);
-alter publication outbox_pub add table outbox_p, outbox_m, outbox_d, outbox_v, outbox_f, outbox_w, outbox_i, outbox_r, outbox_j, outbox_k;
+create table outbox_g (id bigint primary key, aggregatetype text, aggregateid text, type text, payload text, event_id uuid);
+alter publication outbox_pub add table outbox_p, outbox_m, outbox_d, outbox_v, outbox_f, outbox_w, outbox_i, outbox_r, outbox_j, outbox_k, outbox_g;
 -- A role with fewer digits.
 create role fewer_digits superuser replication login password 'postgres';
 alter role fewer_digits set extra_float_digits = 0;
