@@ -253,6 +253,16 @@ fn every_slow_test_is_there_and_has_a_reason() {
 }
 
 #[test]
+fn every_mutant_applies() {
+    let applies = |file: &File| {
+        let mut check = std::process::Command::new("git");
+        check.args(["apply", "--check", &file.path]).current_dir(root()).output().unwrap().status.success()
+    };
+    let stale = files("mutants", &[".patch"]).into_iter().filter(|file| !applies(file));
+    none("patches to cut again", stale.map(|file| file.path).collect());
+}
+
+#[test]
 fn every_exit_code_is_documented() {
     let source = read("src/error.rs");
     let (_, table) = source.split_once("fn exit_code").unwrap();
