@@ -25,7 +25,7 @@
 //! - *routed*: a record with topic and key;
 //! - *enqueued*: librdkafka has the record;
 //! - *acked*: the broker has reported that all in-sync replicas have the record;
-//! - *delivered*: acked, like all events before it;
+//! - *delivered*: this event and all earlier ones are acked, parked or skipped;
 //! - *written back*: its row is marked or deleted, where that is configured;
 //! - *stored*: the position is durable;
 //! - *confirmed*: Postgres has the LSN.
@@ -117,8 +117,8 @@
 //!   record ends the producer only with exactly-once.
 //! - `START_REPLICATION` always gets `0/0`: the server knows the slot's position, and the relay drops what it has
 //!   already delivered.
-//! - No heartbeat table. The relay never confirms `pg_current_wal_lsn()`, and runs no query to learn the progress of
-//!   the slot.
+//! - No heartbeat table. The relay never confirms `pg_current_wal_lsn()`, and confirms no LSN from a
+//!   query: queries of the slot serve the start, the metrics and `--max-retained-bytes`.
 //! - No id and no time decides which rows are new: rows of a transaction that commits late would be lost. Only an
 //!   operator's `--backlog since=…` selects by time.
 
