@@ -153,7 +153,8 @@ pub(crate) fn flags(args: &impl Serialize) -> Flags {
     keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
 }
 
-/// The configuration files that are looked for if none is named. The first one that exists is read.
+/// The configuration files that are looked for if none is named. The first one that exists is read; one
+/// that this user may not look for is an error.
 const DEFAULT_FILES: [&str; 2] = ["./walrelay.toml", "/etc/walrelay/walrelay.toml"];
 
 /// `flags` over `--set` over the environment over the configuration file over the defaults. `file`, `WALRELAY_CONFIG` or
@@ -163,7 +164,7 @@ pub(crate) fn settings(flags: &Flags, file: &FileArgs) -> Result<Settings> {
         std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
     let environment: Environment = texts.collect();
     let from_variable = environment.get(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let by_default = || DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.exists());
+    let by_default = || DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.try_exists().unwrap_or(true));
     let path = file.config.clone().or(from_variable).or_else(by_default);
     let read = path.as_deref().map(ConfigFile::read).transpose()?;
     let mut read = read.unwrap_or_default();

@@ -19,10 +19,10 @@ pub(crate) struct ExporterArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    /// The outbox table; public.outbox by default
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
-    /// The address of metrics and health; a port alone means 127.0.0.1; 127.0.0.1:9464 by default [env: WALRELAY_HTTP]
+    /// The address of metrics and health; a port alone means 127.0.0.1; 127.0.0.1:9464 by default
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
 }

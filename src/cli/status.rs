@@ -89,6 +89,7 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
         })?;
     }
 }
+
 fn clock() -> impl std::fmt::Display {
     let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)

@@ -433,8 +433,9 @@ impl<'a> Reader<'a> {
 /// The existing keys or tables, for an error about `path`.
 fn existing(path: &str, value: &DeValue<'_>) -> String {
     let (table, _) = path.rsplit_once('.').unwrap_or(("", path));
-    if table.is_empty() || matches!(value, DeValue::Table(_)) {
-        let place = if table.is_empty() { "a configuration file".to_owned() } else { format!("[{table}]") };
+    let is_table = tables().contains(&table);
+    if !is_table || matches!(value, DeValue::Table(_)) {
+        let place = if is_table { format!("[{table}]") } else { "a configuration file".to_owned() };
         let known: Vec<_> = tables().iter().map(|table| format!("[{table}]")).collect();
         return format!("{place} has {}", known.join(", "));
     }

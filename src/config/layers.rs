@@ -781,6 +781,7 @@ mod tests {
         assert_eq!(settings_of_all.properties["linger.ms"].text.expose(), "3");
         for (wrong, cause) in [
             ("slot.nmae=a", "--set: slot.nmae does not exist"),
+            ("typo.key=1", "--set: typo.key does not exist"),
             ("slot.max_message_bytes=true", "--set: slot.max_message_bytes cannot be true"),
             ("slot.wal_sender_timeout=10", "--set: slot.wal_sender_timeout cannot be 10"),
             ("slot=a", "--set: slot is a table, not a value"),

@@ -124,12 +124,13 @@ impl KafkaSink {
         self.inner.shared.tracker.now()
     }
 
-    /// Whether Kafka answers, to be woken at each change.
+    /// The average time from a request to its answer, of the slowest broker; none before the first statistics.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         let micros = self.inner.shared.round_trip_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
+    /// Whether Kafka answers, to be woken at each change.
     pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
         self.inner.shared.tracker.subscribe()
     }

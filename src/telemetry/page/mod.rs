@@ -122,7 +122,8 @@ async fn events(State(page): State<Arc<Page>>, Extension(ClosesAt(closes_at)): E
         let sections = first.unwrap_or_else(|| latest.borrow_and_update().clone());
         Some((Ok::<_, Infallible>(Event::default().retry(ASK_AGAIN).data(sections)), (None, latest, permit)))
     });
-    Sse::new(events).into_response()
+    // nginx passes each event on at once.
+    ([("x-accel-buffering", "no")], Sse::new(events)).into_response()
 }
 
 #[cfg(test)]
