@@ -330,10 +330,10 @@ async fn run(args: &RunArgs) -> Outcome {
     let config = config::config(&settings, args.adopt_slot)?;
     logging::init(config.process.log_json, &config.process.log_filter)?;
     if let Some(file) = settings.file() {
-        tracing::info!(file, "configuration file");
+        tracing::info!(event = "configuration_read", file, "configuration file");
     }
     for warning in config::warnings(&settings, &config) {
-        tracing::warn!("{warning}");
+        tracing::warn!(event = "configuration_warned", "{warning}");
     }
     let stop = on_signals()?;
     let telemetry = Telemetry::new(config.process.ready_within);

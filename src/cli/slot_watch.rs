@@ -128,7 +128,8 @@ impl SlotWatch {
                 Err(error) if session.client().is_closed() => return Err(error.clone()),
                 Err(error) => {
                     let (slot, outbox, pause_s) = (&self.source.slot, &count.outbox, PAUSE.as_secs());
-                    tracing::warn!(%slot, outbox, %error, pause_s, "rows were not counted for the metrics; an index may help");
+                    tracing::warn!(event = "row_count_failed", %slot, outbox, %error, pause_s,
+                        "rows were not counted for the metrics; an index may help");
                     PAUSE
                 }
             };

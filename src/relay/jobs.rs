@@ -244,7 +244,8 @@ impl RequeueDetector {
     /// Logs that a look failed, the first time.
     pub(super) fn warn(&mut self, slot: &SlotName, error: &Error) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(%slot, %error, "the search for pending rows failed; an index may help");
+            tracing::warn!(event = "pending_search_failed", %slot, %error,
+                "the search for pending rows failed; an index may help");
         }
     }
 

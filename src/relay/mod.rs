@@ -67,9 +67,9 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
     let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot, database = config.source.database.describe(),
-        brokers = config.kafka.brokers, mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised,
-        "starting"
+        event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,
+        database = config.source.database.describe(), brokers = config.kafka.brokers,
+        mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised, "starting"
     );
     let mut relay = Relay::new(config, telemetry)?;
     let known = Arc::clone(&relay.known);
@@ -109,12 +109,14 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
         }
         match swept {
             Ok(0) => {}
-            Ok(rows) => tracing::info!(slot = %config.source.slot, rows, "old rows were deleted"),
+            Ok(rows) => tracing::info!(event = "old_rows_deleted", slot = %config.source.slot, rows,
+                "old rows were deleted"),
             Err(error) if error.kind().disposition() == Disposition::Retry => {
                 tracing::debug!(%error, "old rows could not be deleted; trying again in a minute");
             }
             Err(error) => {
-                tracing::warn!(slot = %config.source.slot, %error, fix = error.what_to_do(), "old rows could not be deleted");
+                tracing::warn!(event = "clean_up_failed", slot = %config.source.slot, %error, fix = error.what_to_do(),
+                    "old rows could not be deleted");
             }
         }
     }
@@ -143,7 +145,9 @@ async fn sweep_old(config: &Config, stored: Option<&Stored>) -> Result<u64> {
             }
             match old.drop(client, &sweeper, published).await? {
                 Ok(()) => deleted += old.rows.unwrap_or_default(),
-                Err(why) => tracing::info!(partition = old.name, why, "an old partition stays"),
+                Err(why) => {
+                    tracing::info!(event = "old_partition_kept", partition = old.name, why, "an old partition stays")
+                }
             }
         }
         let mut after = None;

@@ -115,7 +115,7 @@ impl Outage {
         if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
             config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
             tracing::warn!(
-                slot = %config.source.slot, batch_bytes = bytes, %error,
+                event = "batches_reduced", slot = %config.source.slot, batch_bytes = bytes, %error,
                 "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
                  batch.size below max.message.bytes of the topic)"
             );
@@ -158,7 +158,12 @@ impl Outage {
         if self.reported.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
+            let event = match error.kind() {
+                Kind::SlotActive => "slot_in_use",
+                kind if kind.ends_producer() => "producer_failed",
+                _ => "postgres_disconnected",
+            };
+            tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
         }
         Ok(wait)
     }
@@ -167,16 +172,19 @@ impl Outage {
     pub(super) fn streaming(&mut self, start: Position, config: &Config) {
         let slot = &config.source.slot;
         match self.reported.take() {
-            Some(Kind::TopicRefused) => tracing::info!(%slot, position = %start, "streaming, to try the topic again"),
-            Some(_) => tracing::info!(%slot, tries = self.backoff.tries, position = %start, "streaming again"),
-            None => tracing::info!(%slot, position = %start, "streaming"),
+            Some(Kind::TopicRefused) => tracing::info!(event = "streaming", %slot, position = %start,
+                "streaming, to try the topic again"),
+            Some(_) => tracing::info!(event = "streaming", %slot, tries = self.backoff.tries, position = %start,
+                "streaming again"),
+            None => tracing::info!(event = "streaming", %slot, position = %start, "streaming"),
         }
     }
 
     /// The table is read.
     pub(super) fn at_table(&mut self, config: &Config) {
         if self.reported.take().is_some() {
-            tracing::info!(slot = %config.source.slot, tries = self.backoff.tries, "at the table again");
+            tracing::info!(event = "table_read_resumed", slot = %config.source.slot, tries = self.backoff.tries,
+                "at the table again");
         }
     }
 }
@@ -198,8 +206,8 @@ fn refused_by(
     let wait_ms = wait.map(|wait| wait.as_millis());
     if is_of_letters {
         let fix = error.what_to_do();
-        tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the dead-letter topic refuses a dead letter; all events \
-            wait until it accepts one");
+        tracing::warn!(event = "dead_letter_refused", %slot, topic, %error, fix, tries, wait_ms,
+            "the dead-letter topic refuses a dead letter; all events wait until it accepts one");
         telemetry.health.dead_letters_refused(Some(topic.to_owned()));
         return Ok(wait.unwrap_or_default());
     }
@@ -207,7 +215,8 @@ fn refused_by(
         return Err(error.clone());
     }
     telemetry.health.topic_refused(wait.map(|_| topic.to_owned()));
-    tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
+    tracing::warn!(event = "topic_refused", %slot, %error, fix = error.what_to_do(), tries, wait_ms,
+        "a topic refuses records");
     if wait.is_none() {
         quarantine.topics.give_up(topic, error.clone(), delivery.retry.cap);
     }

@@ -139,7 +139,7 @@ impl ParkedIndex {
         let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
         if place.via == Via::Replay || self.warned.insert(row.outbox) {
             tracing::warn!(
-                %slot, outbox, row = %row_id, %place,
+                event = "parked_event_repeated", %slot, outbox, row = %row_id, %place,
                 "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)"
             );
         } else {
@@ -235,7 +235,8 @@ impl ParkedIndex {
         let gone = before.iter().flat_map(|(row, entries)| entries.iter().map(move |entry| (row, &entry.place)));
         let gone = gone.filter(|(row, place)| !self.holds(row, place)).count();
         if gone > 0 {
-            tracing::info!(%slot, events = gone, "parked events are gone from walrelay.parked; the events behind them continue");
+            tracing::info!(event = "parked_events_removed", %slot, events = gone,
+                "parked events are gone from walrelay.parked; the events behind them continue");
         }
     }
 

@@ -118,7 +118,8 @@ impl<S: Sink> Pipeline<S> {
         let Publisher { before, counts, setup, .. } = &mut self.publisher;
         let events = counts.delivered_before;
         if before.take_if(|before| before.is_over(lsn)).is_some() && events > 0 {
-            tracing::info!(slot = %setup.slot, events, "events that their topics already had were not published again");
+            tracing::info!(event = "duplicates_prevented", slot = %setup.slot, events,
+                "events that their topics already had were not published again");
         }
     }
 

@@ -171,7 +171,8 @@ impl RelayProducer {
         self.end().await;
         match AnySink::connect(config) {
             Ok(sink) => self.state = State::New(sink, Some(resume)),
-            Err(error) => tracing::error!(%error, "a new producer could not be made"),
+            Err(error) => tracing::error!(event = "producer_creation_failed", %error,
+                "a new producer could not be made"),
         }
     }
 

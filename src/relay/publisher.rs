@@ -710,7 +710,8 @@ impl<S: Sink> Publisher<S> {
         if again {
             tracing::debug!(%slot, outbox, %row, outcome, "an event that was given up came again");
         } else {
-            tracing::warn!(%slot, outbox, %row, %place, class, cause, outcome, "an event was given up");
+            tracing::warn!(event = "event_given_up", %slot, outbox, %row, %place, class, cause, outcome,
+                "an event was given up");
         }
         let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
         let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
@@ -778,7 +779,7 @@ impl<S: Sink> Publisher<S> {
         if let Some(Failure { class, cause, .. }) = parked.tried() {
             let outbox = &rows.outbox;
             tracing::warn!(
-                %slot, outbox, %row, %place, class, cause, outcome = "park",
+                event = "event_parked", %slot, outbox, %row, %place, class, cause, outcome = "park",
                 "an event cannot be delivered, and is parked"
             );
         }
@@ -857,7 +858,7 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
     if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((slot.to_string(), outbox.clone())) {
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
         tracing::warn!(
-            %slot, outbox, %row, %header,
+            event = "header_omitted", %slot, outbox, %row, %header,
             "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
              each outbox; rename the headers)"
         );

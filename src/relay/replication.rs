@@ -294,7 +294,10 @@ impl ReplicationLoop<'_> {
     async fn handle(&mut self, input: Input) -> Result<()> {
         match input {
             Input::Shared(SharedInput::Control(ControlEnd::ServerShuttingDown)) => {
-                tracing::info!("Postgres is shutting down: waiting for acks, then closing the stream");
+                tracing::info!(
+                    event = "postgres_shutting_down",
+                    "Postgres is shutting down: waiting for acks, then closing the stream"
+                );
                 self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
             }
             Input::Shared(input) => self.shared.handle(input, &mut self.pipeline.publisher)?,
@@ -359,7 +362,8 @@ impl ReplicationLoop<'_> {
             for (before, now) in self.session.fingerprints.iter_mut().zip(now) {
                 compare(before, &now)?;
                 if let Some(altered) = notice(before, &now) {
-                    tracing::warn!(slot = %self.shared.process.config.source.slot, "{altered}");
+                    tracing::warn!(event = "publication_altered", slot = %self.shared.process.config.source.slot,
+                        "{altered}");
                 }
             }
             Ok(())
@@ -388,7 +392,8 @@ impl ReplicationLoop<'_> {
         asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
         if !asked.is_empty() {
             let rows = asked.len();
-            tracing::info!(slot = %self.shared.process.config.source.slot, rows, "rows are pending again; publishing them again");
+            tracing::info!(event = "pending_rows_found", slot = %self.shared.process.config.source.slot, rows,
+                "rows are pending again; publishing them again");
             self.leave(self.shared.process.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
         }
     }
@@ -409,7 +414,7 @@ impl ReplicationLoop<'_> {
         if let Err(error) = &result {
             let fix = error.what_to_do();
             tracing::warn!(
-                %slot, topic, %error, fix,
+                event = "tail_read_failed", %slot, topic, %error, fix,
                 "the topic cannot be read: events that were published before a crash may be published again"
             );
         }
@@ -446,7 +451,7 @@ impl ReplicationLoop<'_> {
     fn judge_retained(&mut self, retained: u64) {
         let (verdict, news) = self.retention.judge(retained);
         if let Some(news) = news {
-            tracing::warn!(slot = %self.shared.process.config.source.slot, "{news}");
+            tracing::warn!(event = "retained_wal_grown", slot = %self.shared.process.config.source.slot, "{news}");
         }
         self.shared.process.telemetry.health.over_budget(match verdict {
             Verdict::Over { retained, max } => Some((retained, max)),
@@ -515,7 +520,7 @@ impl ReplicationLoop<'_> {
             return Err(error);
         }
         if self.shared.leaving.is_none() && !self.pipeline.publisher.is_drained() {
-            tracing::error!(%error, "stopping: waiting for acks of earlier events");
+            tracing::error!(event = "halting", %error, "stopping: waiting for acks of earlier events");
         }
         self.leave(self.shared.process.config.process.shutdown_timeout, Err(error));
         Ok(())

@@ -190,10 +190,10 @@ impl Retrying {
     fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {
         let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
         if sent > 0 {
-            tracing::info!(%slot, events = sent, "parked events were delivered");
+            tracing::info!(event = "parked_events_delivered", %slot, events = sent, "parked events were delivered");
         }
         if dropped > 0 {
-            tracing::info!(%slot, events = dropped, "parked events were dropped");
+            tracing::info!(event = "parked_events_dropped", %slot, events = dropped, "parked events were dropped");
         }
         match ended {
             Ok(()) => {
@@ -207,7 +207,8 @@ impl Retrying {
                 if std::mem::replace(&mut self.is_warned, true) {
                     tracing::debug!(%slot, %error, "parked events cannot be retried now");
                 } else {
-                    tracing::warn!(%slot, %error, fix = error.what_to_do(), "parked events cannot be retried now");
+                    tracing::warn!(event = "parked_retry_failed", %slot, %error, fix = error.what_to_do(),
+                        "parked events cannot be retried now");
                 }
             }
         }
@@ -399,9 +400,11 @@ impl RetryRun<'_> {
     /// Logged before it is done: whatever ends this process, none goes without a line.
     fn log_drop(&self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
         if !self.shared.memory().was_blocked(*id) {
-            let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
-            let (class, cause) = (failure.class, &failure.cause);
-            tracing::warn!(%slot, %row, class, cause, "a parked event is dropped, as an operator asked");
+            let (slot, outbox) = (&self.shared.config.source.slot, self.outbox_of(waiting.row.outbox));
+            let (row, place, class, cause) =
+                (Shown::of(waiting.row.id()), waiting.place, failure.class, &failure.cause);
+            tracing::warn!(event = "parked_event_dropped", %slot, outbox, %row, %place, class, cause,
+                "a parked event is dropped, as an operator asked");
         }
     }
 
@@ -427,21 +430,27 @@ impl RetryRun<'_> {
                 Ok(asked) => {
                     self.shared.memory().unblock(&search);
                     if asked > 0 {
-                        tracing::info!(%slot, outbox, events = asked, "rows of parked events are pending again; retrying \
-                            the events");
+                        tracing::info!(event = "parked_retries_requested", %slot, outbox, events = asked,
+                            "rows of parked events are pending again; retrying the events");
                     }
                 }
                 Err(error) => {
                     self.marker.answers().await?;
                     let (pause, is_new) = self.shared.memory().block(search, Instant::now(), true);
                     if is_new {
-                        tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
+                        tracing::warn!(event = "parked_search_failed", %slot, outbox, %error, fix = error.what_to_do(),
+                            pause_ms = millis(pause),
                             "the search for parked events whose rows are pending again failed");
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// The table of an outbox, for the log.
+    fn outbox_of(&self, outbox: usize) -> String {
+        self.shared.config.outboxes.get(outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default()
     }
 
     /// A fault blocks an aggregate: it is retried after a pause.
@@ -456,12 +465,12 @@ impl RetryRun<'_> {
             Trouble::Whole(error) => return Err(error),
         };
         self.marker.answers().await?;
-        let Config { source, outboxes, .. } = &self.shared.config;
-        let outbox = outboxes.get(head.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+        let (source, outbox) = (&self.shared.config.source, self.outbox_of(head.outbox));
         let row = row.map(|row| Shown::of(row.id()).to_string()).unwrap_or_default();
         let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
         if is_new {
-            tracing::warn!(%slot, outbox, row, parked, doing, %error, fix = error.what_to_do(), pause_ms,
+            tracing::warn!(event = "aggregate_blocked", %slot, outbox, row, parked, doing, %error,
+                fix = error.what_to_do(), pause_ms,
                 "the parked events of an aggregate are blocked; the relay retries them after a pause, and others continue");
         } else {
             tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate is still blocked");
@@ -589,8 +598,9 @@ impl RetryRun<'_> {
         let retry_in_ms = wait.map(millis);
         // What its topic said of another was logged.
         if !is_logged {
-            let (slot, row) = (&config.source.slot, Shown::of(row.id()));
-            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
+            let (slot, outbox, row) = (&config.source.slot, self.outbox_of(row.outbox), Shown::of(row.id()));
+            tracing::warn!(event = "parked_event_failed", %slot, outbox, %row, place = %held.event.place,
+                class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
                 "a parked event failed again");
         }
         self.report(RetryReport { failed: Some(failure.class), ..RetryReport::default() });

@@ -157,6 +157,7 @@ impl Session {
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
         let table = of.source.table().map(ToString::to_string).unwrap_or_default();
         tracing::warn!(
+            event = "rows_deleted_early",
             slot = self.identity.slot,
             table,
             "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it"
@@ -393,7 +394,8 @@ async fn own(
         match AnySink::transactional(config, &of).await {
             Err(error) if error.kind() == Kind::KafkaUnreachable => {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(%slot, %error, "Kafka transactions are not available yet; holding the slot until they are");
+                    tracing::warn!(event = "kafka_transactions_awaited", %slot, %error,
+                        "Kafka transactions are not available yet; holding the slot until they are");
                 }
                 tokio::time::sleep(RETRY).await;
             }

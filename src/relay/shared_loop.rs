@@ -231,7 +231,7 @@ impl<'a> SharedLoop<'a> {
         let metrics = &telemetry.metrics;
         if counts.acked > before.acked && metrics.acked_events.get() == 0 {
             let (slot, events) = (&self.process.config.source.slot, counts.acked - before.acked);
-            tracing::info!(%slot, events, "the first events of this run are acked");
+            tracing::info!(event = "first_events_acked", %slot, events, "the first events of this run are acked");
         }
         report_counts(telemetry, counts, before);
         self.retrying.count(metrics);
@@ -306,6 +306,7 @@ impl OldestTransaction {
         } else if self.logged.replace(pid) != Some(pid) {
             let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
             tracing::warn!(
+                event = "old_transaction_found",
                 pid,
                 open_seconds,
                 application,

@@ -175,6 +175,7 @@ impl Beat {
         }
         let records = own.unwrap_or_default() + beside.unwrap_or_default();
         tracing::warn!(
+            event = "records_dropped",
             records,
             silent_ms = stood_ms,
             "another relay may have the slot: records that Kafka has not acked are dropped, and read again"

@@ -106,9 +106,10 @@ pub fn on_signals() -> Result<StopSignal> {
             }
             stopper.ask(stop);
             if stop == Stop::Now {
-                tracing::warn!(signal = name, "leaving at once");
+                tracing::warn!(event = "stopping_at_once", signal = name, "leaving at once");
             } else if before == Stop::No {
-                tracing::info!(signal = name, "stopping: waiting for acks; a second SIGTERM or SIGINT leaves at once");
+                tracing::info!(event = "stopping", signal = %name,
+                    "stopping: waiting for acks; a second SIGTERM or SIGINT leaves at once");
             }
         }
     });

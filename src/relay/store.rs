@@ -111,7 +111,8 @@ pub(super) async fn read_position(
             Err(error) if error.kind() == Kind::KafkaUnreachable => {
                 if !std::mem::replace(&mut told, true) {
                     let fix = error.what_to_do();
-                    tracing::warn!(%error, fix, "the stored position cannot be read yet; holding the slot until it can");
+                    tracing::warn!(event = "position_read_failed", %error, fix,
+                        "the stored position cannot be read yet; holding the slot until it can");
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }

@@ -259,7 +259,7 @@ impl Relay {
         match DeliveredBefore::new(outboxes, origin, session.identity.position, session.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(
-                slot = %self.config.source.slot,
+                event = "id_headers_missing", slot = %self.config.source.slot,
                 "records have no headers that identify their event (route.id_header, route.position_header): events that \
                  were published before a crash may be published again"
             ),
@@ -288,11 +288,12 @@ impl Relay {
         let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
         match dropped.await {
             Ok(()) => {
-                tracing::warn!(slot = %source.slot, "the slot is dropped; the relay creates it again after it has read the \
-                    table");
+                tracing::warn!(event = "slot_dropped", slot = %source.slot,
+                    "the slot is dropped; the relay creates it again after it has read the table");
                 self.polls_instead = Some("the slot retained more WAL than its limit".to_owned());
             }
-            Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be dropped"),
+            Err(error) => tracing::warn!(event = "slot_drop_failed", slot = %source.slot, %error,
+                "the slot could not be dropped"),
         }
     }
 
@@ -418,7 +419,8 @@ impl Relay {
         let Err(error) = none_left_behind(client, &self.config).await else { return false };
         if error.kind().halts() && !told {
             let (slot, fix) = (&self.config.source.slot, error.what_to_do());
-            tracing::warn!(%slot, %error, fix, "this stand-by could not take over now: it would stop with this error");
+            tracing::warn!(event = "take_over_blocked", %slot, %error, fix,
+                "this stand-by could not take over now: it would stop with this error");
         }
         told || error.kind().halts()
     }
@@ -427,13 +429,16 @@ impl Relay {
         self.telemetry.standing_by(Some(holder.to_string()));
         let slot = &self.config.source.slot;
         if self.walsender_pid == Some(holder.pid) {
-            tracing::info!(%slot, %holder, "the server still has this relay's last session, and ends it after \
-                wal_sender_timeout");
+            tracing::info!(event = "own_session_awaited", %slot, %holder,
+                "the server still has this relay's last session, and ends it after wal_sender_timeout");
             return;
         }
-        tracing::info!(%slot, %holder, "standing by: another relay is at work");
+        tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at work");
         if self.producer.has_in_flight().await {
-            tracing::warn!("records that Kafka has not acked are dropped: the other relay publishes them");
+            tracing::warn!(
+                event = "records_dropped",
+                "records that Kafka has not acked are dropped: the other relay publishes them"
+            );
             self.producer.replace(&self.config).await;
         }
     }
@@ -448,7 +453,11 @@ impl Relay {
             Some(pipeline) if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain => {
                 self.telemetry.health.stopping();
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
-                tracing::info!(in_flight, "stopping without Postgres: waiting for acks");
+                tracing::info!(
+                    event = "stopping_without_postgres",
+                    in_flight,
+                    "stopping without Postgres: waiting for acks"
+                );
                 drain::drain(&mut pipeline.publisher, until, stop).await?
             }
             Some(_) | None => self.producer.is_drained(),
@@ -468,9 +477,10 @@ impl Relay {
         let slot = &self.config.source.slot;
         if acked {
             if remembered {
-                tracing::info!("stopped: everything received was acked");
+                tracing::info!(event = "stopped", "stopped: everything received was acked");
             } else {
                 tracing::info!(
+                    event = "stopped",
                     "stopped: nothing is in flight; events that are not confirmed are sent again at the next start"
                 );
             }
@@ -488,7 +498,7 @@ impl Relay {
 fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl FnMut(String) + Send + 'a {
     move |warning| {
         if warned.insert(warning.clone()) {
-            tracing::warn!(%slot, "{warning}");
+            tracing::warn!(event = "start_check_warned", %slot, "{warning}");
         }
     }
 }

@@ -129,9 +129,9 @@ async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
         let facts = table_facts(reader.client(), outbox).await?;
         fits(&facts, outbox, task, config)?;
         if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
-            tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: rows that are \
-                read again after a crash may be published twice: alter table {} add column xid xid8 not null \
-                 default pg_current_xact_id()", facts.name);
+            tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
+                "rows do not tell their transaction: rows that are read again after a crash may be published twice: \
+                 alter table {} add column xid xid8 not null default pg_current_xact_id()", facts.name);
         }
         tables.push(OutboxTable { number, facts });
     }
@@ -177,11 +177,11 @@ impl Work<'_> {
         let (cause, rows) = (&plan.cause, named(&plan.rows));
         // The first one, or one behind a poller: nothing went wrong.
         match (self.reading.stored.position == Position::default(), is_there) {
-            (true, false) => tracing::info!(%slot, cause, rows, "making the slot"),
-            (true, true) => tracing::info!(%slot, cause, rows, "making the slot anew"),
-            (false, _) => tracing::warn!(%slot, cause, rows, "making the slot anew"),
+            (true, false) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the slot"),
+            (true, true) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the slot anew"),
+            (false, _) => tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "making the slot anew"),
         }
-        plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
+        plan.notes.iter().for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         if let Some(until) = begun.filter(|_| plan.finishes) {
             let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
@@ -223,7 +223,7 @@ impl Work<'_> {
             catch_up.until = Some(snapshot.clone());
         }
         self.reading.save().await?;
-        tracing::info!(%slot, begins = %made.consistent_point, "the slot is made");
+        tracing::info!(event = "slot_created", %slot, begins = %made.consistent_point, "the slot is made");
         self.catch_up(snapshot, made.consistent_point, false).await
     }
 
@@ -269,8 +269,8 @@ impl Work<'_> {
                         }
                         if tell_at <= Instant::now() {
                             tell_at = Instant::now() + SLOT_LOG_INTERVAL;
-                            tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
-                                transactions to end");
+                            tracing::warn!(event = "slot_creation_waiting", slot = %source.slot, waits = text,
+                                "creating the slot: Postgres waits for transactions to end");
                         }
                     }
                 }
@@ -294,7 +294,8 @@ impl Work<'_> {
     async fn go_on(&mut self) -> Result<Ended> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
-        tracing::info!(slot = %self.config.source.slot, "continuing the read of the table");
+        tracing::info!(event = "table_read_resumed", slot = %self.config.source.slot,
+            "continuing the read of the table");
         begin(&self.reader, &self.tables, None).await?;
         let begins = self.reading.stored.position.end_lsn;
         self.catch_up(until, begins, true).await
@@ -313,7 +314,7 @@ impl Work<'_> {
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
         let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-        tracing::info!(%slot, rows = read, seconds, "the table is read; the slot has the rest");
+        tracing::info!(event = "table_read", %slot, rows = read, seconds, "the table is read; the slot has the rest");
         Ok(Ended::Again)
     }
 
@@ -347,7 +348,8 @@ impl Work<'_> {
             }
             self.reader.end().await?;
         }
-        tracing::info!(slot = %self.config.source.slot, rows = asked.len(), "rows that were pending again are published");
+        tracing::info!(event = "pending_rows_published", slot = %self.config.source.slot, rows = asked.len(),
+            "rows that were pending again are published");
         Ok(Ended::Again)
     }
 
@@ -420,14 +422,16 @@ impl Work<'_> {
 
     fn log_poll(&self, why: &str) {
         let slot = &self.config.source.slot;
-        tracing::info!(%slot, why, "reading the table instead of a slot");
+        tracing::info!(event = "polling", %slot, why, "reading the table instead of a slot");
         self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
-            tracing::warn!(%slot, "table {table} is unlogged: a crash of the server empties it, and unpublished rows are \
-                lost: alter table {table} set logged");
+            tracing::warn!(event = "table_unlogged", %slot,
+                "table {table} is unlogged: a crash of the server empties it, and unpublished rows are lost: alter \
+                 table {table} set logged");
         });
         if self.facts.slot.is_some() {
-            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
-                pg_drop_replication_slot('{slot}')");
+            tracing::warn!(event = "slot_unused", %slot,
+                "a slot of this name exists, and retains WAL that no relay reads: select \
+                 pg_drop_replication_slot('{slot}')");
         }
     }
 
@@ -487,7 +491,8 @@ impl Work<'_> {
                 false => None,
             };
             if let Some(total) = total {
-                tracing::info!(slot = %self.config.source.slot, table = %facts.name, rows = total, "reading the table");
+                let (slot, table) = (&self.config.source.slot, &facts.name);
+                tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the table");
             }
             let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
             let query = Query { sql: &sql, total, facts, outbox: *number, lsn, via: Via::Table };

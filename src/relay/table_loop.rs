@@ -304,7 +304,7 @@ impl<'a> TableLoop<'a> {
         scan.next_progress_log = now + TELL_INTERVAL;
         let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
         let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.table, scan.read);
-        tracing::info!(%slot, table, rows, acked, of = scan.total, "reading the table");
+        tracing::info!(event = "reading_table", %slot, table, rows, acked, of = scan.total, "reading the table");
     }
 
     /// A poller scans rows up to this snapshot.

@@ -220,8 +220,8 @@ impl RowPolicy {
         let max = max_attempts(text);
         if max.is_none() && !std::mem::replace(&mut self.logged, true) {
             let (outbox, row) = (self.outbox.as_str(), Shown::of(event.id()));
-            tracing::warn!(%slot, outbox, %row, "outbox.columns.max_attempts is no whole number; the row is tried as often \
-                as others");
+            tracing::warn!(event = "max_attempts_invalid", %slot, outbox, %row,
+                "outbox.columns.max_attempts is no whole number; the row is tried as often as others");
         }
         max
     }

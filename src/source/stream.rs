@@ -484,7 +484,8 @@ pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()>
     // With the same code. Nothing is skipped: the changes come as soon as the standby has them.
     if notice.routine == WAITS_FOR_STANDBY {
         let slot = &source.slot;
-        tracing::warn!(%slot, notice = %notice.message.escape_debug(), "Postgres holds events back until a standby has them");
+        tracing::warn!(event = "standby_awaited", %slot, notice = %notice.message.escape_debug(),
+            "Postgres holds events back until a standby has them");
         return Ok(());
     }
     if notice.sqlstate == SKIPPED_PUBLICATION {
@@ -502,7 +503,8 @@ pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()>
             .and("), and publish the rows written in between again"),
         ));
     }
-    tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres sent a notice inside the stream");
+    tracing::warn!(event = "notice_received", sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(),
+        "Postgres sent a notice inside the stream");
     Ok(())
 }
 

@@ -173,7 +173,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
         ))
     })?;
     if created {
-        tracing::info!(topic, replicas, "created the state topic");
+        tracing::info!(event = "state_topic_created", topic, replicas, "created the state topic");
     }
     Ok(())
 }
@@ -188,6 +188,7 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
     }
     if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
         tracing::warn!(
+            event = "state_topic_underreplicated",
             topic,
             replicas = seen.replicas,
             brokers = seen.brokers.len(),
@@ -204,6 +205,7 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
         }
         Err(why) => {
             tracing::warn!(
+                event = "state_topic_unchecked",
                 topic,
                 error = why,
                 fix = "make sure that cleanup.policy=compact",
@@ -267,7 +269,11 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                 )));
         }
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::info!(topic, "another producer has a transaction open in the state topic; waiting for its end");
+            tracing::info!(
+                event = "open_transaction_awaited",
+                topic,
+                "another producer has a transaction open in the state topic; waiting for its end"
+            );
         }
         std::thread::sleep(OPEN_RETRY);
     }

@@ -415,8 +415,9 @@ fn written_to<'a>(writer: &'a Writer, index: usize, written: &'a Written, rows: 
     of.retain(|outcome| writer.key_values.contains(&outcome.row.values().count()));
     if of.len() < all {
         let (rows, table) = (all - of.len(), &writer.table);
-        tracing::warn!(%table, rows, "while {}: rows are left as they are, for their events were written before the table had \
-             the columns that name a row", written.doing);
+        tracing::warn!(event = "rows_left_unmarked", %table, rows,
+            "while {}: rows are left as they are, for their events were written before the table had the columns that \
+             name a row", written.doing);
     }
     of.sort_by(|one, other| one.row.key.cmp(&other.row.key));
     of.dedup_by(|row, before| row.row.key == before.row.key);

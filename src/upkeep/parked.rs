@@ -395,7 +395,8 @@ impl ParkedTable {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "a parked event of an outbox that is not configured is dropped, as an operator asked");
+                tracing::warn!(event = "parked_event_dropped", slot = self.slot, outbox, row = %id, class, cause,
+                    "a parked event of an outbox that is not configured is dropped, as an operator asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
@@ -403,7 +404,7 @@ impl ParkedTable {
             }
             self.remove(client, &ids).await?;
             let events = ids.len() as u64;
-            tracing::info!(slot = self.slot, events, "parked events were dropped");
+            tracing::info!(event = "parked_events_dropped", slot = self.slot, events, "parked events were dropped");
             self.dropped.fetch_add(events, Ordering::Relaxed);
         }
     }

@@ -61,7 +61,7 @@ impl Tracker {
             if self.quiet {
                 tracing::debug!("Kafka answers another client");
             } else {
-                tracing::info!("Kafka answers");
+                tracing::info!(event = "kafka_connected", "Kafka answers");
             }
             *state = Connection::Up;
             true
@@ -82,7 +82,8 @@ impl Tracker {
                 Connection::Down { .. } | Connection::Refused(_) => return false,
             };
             if is_news && !self.quiet {
-                tracing::warn!(error = cause, fix = faults::REACH, "Kafka does not answer");
+                tracing::warn!(event = "kafka_disconnected", error = %cause, fix = faults::REACH,
+                    "Kafka does not answer");
             } else {
                 tracing::debug!(error = cause, "Kafka does not answer");
             }
@@ -97,7 +98,7 @@ impl Tracker {
             if is_known {
                 return false;
             }
-            tracing::error!(%error, fix = error.what_to_do(), "Kafka refuses us");
+            tracing::error!(event = "kafka_refused", %error, fix = error.what_to_do(), "Kafka refuses us");
             *state = Connection::Refused(error);
             true
         });

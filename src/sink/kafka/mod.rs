@@ -171,7 +171,7 @@ impl KafkaSink {
         drop(self);
         // The sender is never used: the only change is its end.
         if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
-            tracing::warn!("the Kafka producer is still being freed");
+            tracing::warn!(event = "producer_close_delayed", "the Kafka producer is still being freed");
         }
     }
 

@@ -156,7 +156,7 @@ impl Drop for PolledProducer {
         self.ends.store(true, Ordering::Relaxed);
         self.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread that polls a Kafka producer has panicked");
+            tracing::error!(event = "producer_thread_panicked", "the thread that polls a Kafka producer has panicked");
         }
     }
 }
@@ -396,7 +396,8 @@ impl Inner {
             }
         };
         if let Err(error) = thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
-            tracing::warn!(%error, "no thread to close the producer on; closing it here");
+            tracing::warn!(event = "thread_creation_failed", %error,
+                "no thread to close the producer on; closing it here");
         }
     }
 }
