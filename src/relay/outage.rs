@@ -158,11 +158,8 @@ impl Outage {
         if self.reported.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
-            let event = match error.kind() {
-                Kind::SlotActive => "slot_in_use",
-                kind if kind.ends_producer() => "producer_failed",
-                _ => "postgres_disconnected",
-            };
+            let of_postgres = if error.kind() == Kind::SlotActive { "slot_in_use" } else { "postgres_disconnected" };
+            let event = if side == Side::Kafka { "producer_failed" } else { of_postgres };
             tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
         }
         Ok(wait)
@@ -170,14 +167,13 @@ impl Outage {
 
     /// A session streams from `start`.
     pub(super) fn streaming(&mut self, start: Position, config: &Config) {
-        let slot = &config.source.slot;
-        match self.reported.take() {
-            Some(Kind::TopicRefused) => tracing::info!(event = "streaming", %slot, position = %start,
-                "streaming, to try the topic again"),
-            Some(_) => tracing::info!(event = "streaming", %slot, tries = self.backoff.tries, position = %start,
-                "streaming again"),
-            None => tracing::info!(event = "streaming", %slot, position = %start, "streaming"),
-        }
+        let again = match self.reported.take() {
+            Some(Kind::TopicRefused) => ", to try the topic again",
+            Some(_) => " again",
+            None => "",
+        };
+        let (slot, tries) = (&config.source.slot, self.backoff.tries);
+        tracing::info!(event = "streaming", %slot, tries, position = %start, "streaming{again}");
     }
 
     /// The table is read.

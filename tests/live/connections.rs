@@ -128,7 +128,11 @@ fn the_relay_waits_for_a_broker_that_is_down() {
     let log = relay.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let down = lines.into_iter().find(|line| line["message"] == "Kafka does not answer");
-    assert!(down.is_some_and(|line| line["error"].is_string() && line["fix"].is_string()), "{log}");
+    let has = |line: serde_json::Value| {
+        let error = line["error"].as_str().unwrap_or_default();
+        line["event"] == "kafka_disconnected" && error.contains("Connection refused") && line["fix"].is_string()
+    };
+    assert!(down.is_some_and(has) && !log.contains("[thrd:"), "{log}");
     let _relay = world.relay();
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }

@@ -1,6 +1,6 @@
 //! Whether Kafka answers: one state, changed and logged once per change.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -15,12 +15,19 @@ const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 /// The cause before anything was tried.
 const NOT_YET: &str = "not connected yet";
 
+/// What librdkafka said last about a connection that ended, since a broker answered.
+#[derive(Debug)]
+struct Said {
+    reason: String,
+    /// Whether it said so in an error, and not only in its log.
+    is_error: bool,
+}
+
 /// Holds the state for any number of readers.
 #[derive(Debug)]
 pub(super) struct Tracker {
     state: watch::Sender<Connection>,
-    /// The last thing librdkafka said about why no broker answers.
-    last_error: Mutex<Option<String>>,
+    said: Mutex<Option<Said>>,
     /// Whether the client only asks on behalf of another, and logs at the level debug alone.
     quiet: bool,
 }
@@ -29,7 +36,7 @@ impl Tracker {
     /// Down until a broker answers.
     pub(super) fn new(quiet: bool) -> Self {
         let state = Connection::Down { since: Instant::now(), cause: NOT_YET.to_owned() };
-        Tracker { state: watch::Sender::new(state), last_error: Mutex::default(), quiet }
+        Tracker { state: watch::Sender::new(state), said: Mutex::default(), quiet }
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Connection> {
@@ -44,16 +51,29 @@ impl Tracker {
         matches!(*self.state.borrow(), Connection::Up)
     }
 
-    pub(super) fn note_error(&self, reason: String) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+    /// Why a connection ended, in librdkafka's words.
+    pub(super) fn note(&self, reason: String, is_error: bool) {
+        let mut said = self.said();
+        let is_error = is_error || said.as_ref().is_some_and(|before| before.is_error);
+        *said = Some(Said { reason, is_error });
     }
 
-    pub(super) fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Why no broker answers, in librdkafka's words.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.said().as_ref().map(|said| said.reason.clone())
     }
 
-    /// A broker answered.
+    fn said(&self) -> MutexGuard<'_, Option<Said>> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A broker answered. If connections failed since the last answer, they were those of other brokers, or were made again.
     pub(super) fn up(&self) {
+        let said = self.said().take().filter(|said| said.is_error && !self.quiet && self.is_up());
+        if let Some(Said { reason, .. }) = said {
+            tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this broker runs, and its log",
+                "a connection to a broker failed; Kafka still answers");
+        }
         self.state.send_if_modified(|state| {
             if matches!(state, Connection::Up) {
                 return false;
@@ -134,6 +154,17 @@ mod tests {
         let Connection::Down { since, .. } = tracker.now() else { panic!("not down") };
         tracker.down("second".to_owned());
         assert_eq!(tracker.now(), Connection::Down { since, cause: "second".to_owned() });
+    }
+
+    #[test]
+    fn what_was_said_before_an_answer_is_no_cause_after_it() {
+        let tracker = Tracker::new(false);
+        tracker.note("refused".to_owned(), true);
+        tracker.note("closed".to_owned(), false);
+        assert_eq!(tracker.reason().as_deref(), Some("closed"));
+        assert!(tracker.said().as_ref().is_some_and(|said| said.is_error));
+        tracker.up();
+        assert_eq!(tracker.reason(), None);
     }
 
     #[tokio::test(start_paused = true)]

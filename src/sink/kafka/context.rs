@@ -275,6 +275,9 @@ impl ClientContext for Context {
         if (level as i32) < RDKafkaLogLevel::Debug as i32 {
             self.shared.note_doubt(Doubt::of_line(facility, text));
             self.shared.denied.note(facility, text);
+            if let Some(reason) = reason_in(facility, text) {
+                self.shared.tracker.note(self.options.redactor.clean(reason), false);
+            }
         }
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
@@ -303,7 +306,7 @@ impl ClientContext for Context {
         }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
-            self.shared.tracker.note_error(reason);
+            self.shared.tracker.note(reason, true);
         }
         self.shared.suspicion.notify_one();
     }
@@ -340,22 +343,40 @@ fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
 }
 
+/// Facilities of the lines whose news is in lines of walrelay, with librdkafka's reason: connections that ended
+/// (`broker_disconnected`, `kafka_disconnected`, `kafka_refused`), requests that timed out, which end a connection, and failed
+/// transactions (`producer_failed`, `topic_refused`).
+const TOLD: [&str; 4] = [ENDED_FACILITY, "REQTMOUT", "TXNERR", DENIED_FACILITY];
+
+/// Whether walrelay tells by itself what this line tells.
+fn is_told(level: RDKafkaLogLevel, facility: &str) -> bool {
+    level as i32 > RDKafkaLogLevel::Critical as i32 && TOLD.contains(&facility)
+}
+
 /// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a warning here, because
-/// librdkafka goes on.
+/// librdkafka goes on. What walrelay tells by itself is written at the level debug.
 pub(super) fn write_log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
     use RDKafkaLogLevel as Level;
-    match level {
+    let event = "librdkafka_reported";
+    match if is_told(level, facility) { Level::Debug } else { level } {
         Level::Emerg | Level::Alert | Level::Critical => {
-            tracing::error!(target: "librdkafka", facility, "{}", redactor.clean(text));
+            tracing::error!(target: "librdkafka", event, facility, "{}", redactor.clean(text));
         }
-        Level::Error | Level::Warning => tracing::warn!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Debug => {
-            if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
-                tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text));
-            }
+        Level::Error | Level::Warning => {
+            tracing::warn!(target: "librdkafka", event, facility, "{}", redactor.clean(text));
         }
+        Level::Notice | Level::Info => {
+            tracing::info!(target: "librdkafka", event, facility, "{}", redactor.clean(text));
+        }
+        Level::Debug => tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text)),
     }
+}
+
+/// Why a connection ended, in a line of librdkafka's log: the text behind the name of the thread.
+pub(super) fn reason_in<'t>(facility: &str, text: &'t str) -> Option<&'t str> {
+    let reason =
+        || text.split_once("]: ").filter(|(thread, _)| thread.starts_with("[thrd:")).map_or(text, |(_, rest)| rest);
+    (facility == ENDED_FACILITY).then(reason)
 }
 
 /// Facility of the lines that say of a topic that a transaction may not have it.
@@ -489,6 +510,23 @@ mod tests {
         );
         assert_eq!(of(serde_json::json!({"a": broker(700, 0)})), None);
         assert_eq!(slowest_round_trip(b"no json"), None);
+    }
+
+    #[test]
+    fn a_line_is_told_by_walrelay_unless_it_is_fatal_or_of_another_kind() {
+        use RDKafkaLogLevel::{Alert, Error, Info, Warning};
+        for (level, facility, expected) in [
+            (Error, "FAIL", true),
+            (Info, "FAIL", true),
+            (Error, "TXNERR", true),
+            (Alert, "TXNERR", false),
+            (Warning, "CONFWARN", false),
+        ] {
+            assert_eq!(is_told(level, facility), expected, "{level:?} {facility}");
+        }
+        let line = "[thrd:[::1]:9092/1]: [::1]:9092/1: Connect to ipv6#[::1]:9092 failed: refused";
+        assert_eq!(reason_in("FAIL", line), Some("[::1]:9092/1: Connect to ipv6#[::1]:9092 failed: refused"));
+        assert_eq!((reason_in("FAIL", "cut"), reason_in("CONFWARN", line)), (Some("cut"), None));
     }
 
     #[test]

@@ -312,7 +312,15 @@ impl Inner {
     fn transaction_error(&self, error: &KafkaError) -> Error {
         let transactional_id = self.options().transactional.as_ref().map(|of| of.id.as_str());
         let subject = Subject { transactional_id, ..Subject::default() };
-        self.fatal(subject).unwrap_or_else(|| faults::explain(code(error), subject))
+        if let Some(fatal) = self.fatal(subject) {
+            return fatal;
+        }
+        let mut explained = faults::explain(code(error), subject);
+        if let KafkaError::Transaction(error) = error {
+            explained = explained.because(self.options().redactor.clean(&error.string()));
+        }
+        let reason = self.shared.tracker.reason().filter(|_| !self.shared.tracker.is_up());
+        reason.into_iter().fold(explained, Error::because)
     }
 
     fn in_transaction(&self) -> MutexGuard<'_, bool> {
@@ -328,7 +336,7 @@ impl Inner {
         let metadata = self.fetch_metadata(topic, timeout).map_err(|error| match self.shared.tracker.now() {
             Connection::Refused(error) => error,
             Connection::Up | Connection::Down { .. } => {
-                let because = self.shared.tracker.last_error().unwrap_or_else(|| code(&error).to_string());
+                let because = self.shared.tracker.reason().unwrap_or_else(|| code(&error).to_string());
                 Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
             }
         })?;

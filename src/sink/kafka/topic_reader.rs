@@ -17,7 +17,7 @@ use rdkafka::metadata::{MetadataBroker, MetadataPartition};
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 
-use super::context::write_log;
+use super::context::{reason_in, write_log};
 use super::faults::{self, Subject, code};
 use super::options::Options;
 use super::properties::Redactor;
@@ -221,7 +221,7 @@ impl TopicReader {
             if heard.elapsed() > SILENCE_TIMEOUT {
                 let seconds = SILENCE_TIMEOUT.as_secs();
                 let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(refusal(client).unwrap_or_else(|| Error::new(Kind::KafkaUnreachable, cause)));
+                return Err(client.context().why(Error::new(Kind::KafkaUnreachable, cause)));
             }
             let (id, next) = match client.poll(self.time_left(topic, POLL_TIMEOUT)?) {
                 None => continue,
@@ -263,7 +263,8 @@ impl TopicReader {
         let Some(deadline) = self.deadline else { return Ok(limit) };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time")));
+            let error = Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));
+            return Err(self.client()?.context().why(error));
         }
         Ok(left.min(limit))
     }
@@ -275,10 +276,10 @@ impl TopicReader {
             return faults::may_not_read(topic);
         }
         let explained = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
-        if faults::kind(code) != Kind::KafkaUnreachable {
-            return explained;
+        match &self.client {
+            Some(client) if faults::kind(code) == Kind::KafkaUnreachable => client.context().why(explained),
+            Some(_) | None => explained,
         }
-        self.client.as_ref().and_then(refusal).unwrap_or(explained)
     }
 }
 
@@ -300,20 +301,31 @@ impl Drop for TopicReader {
     }
 }
 
-/// Logs what librdkafka says, and keeps why a broker refuses the client.
+/// Logs what librdkafka says, and keeps why a broker refuses the client or does not answer.
 pub(super) struct Listening {
     redactor: Redactor,
     refusal: Mutex<Option<Error>>,
+    reason: Mutex<Option<String>>,
 }
 
 impl Listening {
     fn new(redactor: Redactor) -> Listening {
-        Listening { redactor, refusal: Mutex::new(None) }
+        Listening { redactor, refusal: Mutex::default(), reason: Mutex::default() }
+    }
+
+    /// The refusal of a broker, if one has refused the client; else `error`, with the last reason of librdkafka.
+    fn why(&self, error: Error) -> Error {
+        let refusal = self.refusal.lock().ok().and_then(|refusal| refusal.clone());
+        let reason = || self.reason.lock().ok().and_then(|reason| reason.clone());
+        refusal.unwrap_or_else(|| reason().into_iter().fold(error, Error::because))
     }
 }
 
 impl ClientContext for Listening {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        if let (Some(reason), Ok(mut last)) = (reason_in(facility, text), self.reason.lock()) {
+            *last = Some(self.redactor.clean(reason));
+        }
         write_log(&self.redactor, level, facility, text);
     }
 
@@ -330,11 +342,6 @@ impl ClientContext for Listening {
 }
 
 impl ConsumerContext for Listening {}
-
-/// Why a broker refuses the client, if one has said so.
-fn refusal(client: &BaseConsumer<Listening>) -> Option<Error> {
-    client.context().refusal.lock().ok().and_then(|refusal| refusal.clone())
-}
 
 /// Whether librdkafka goes on by itself. Errors of a group do not matter to a client that is in none.
 fn heals(error: &KafkaError) -> bool {

@@ -316,7 +316,9 @@ fn a_broken_connection_under_exactly_once_replaces_the_producer() {
     let (proxy, through) = kafka.behind_proxy();
     let mut world = World::on(Postgres::shared(), kafka.brokers());
     let direct = std::mem::replace(&mut world.brokers, through);
-    let mut relay = relay(&world);
+    // librdkafka's lines about connections.
+    let mut relay = run(&world).option("--log", "info,librdkafka=debug").start();
+    relay.wait_ready();
     world.brokers = direct;
     let sql = world.sql();
     world.emit(&sql, "a");
