@@ -309,6 +309,48 @@ fn exposed_metrics() -> BTreeMap<String, String> {
 }
 
 #[test]
+fn every_log_line_has_an_event_code_and_every_code_is_documented_with_its_levels() {
+    let (mut told, mut wrong) = (BTreeMap::<&str, BTreeSet<&str>>::new(), Vec::new());
+    let files = files("src", &[".rs"]);
+    for file in files.iter().filter(|file| !file.path.ends_with("tests.rs")) {
+        let text = file.text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+        for level in ["info", "warn", "error"] {
+            for (at, macro_name) in text.match_indices(&format!("{level}!(")) {
+                let (before, call) = (&text[..at], &text[at + macro_name.len()..]);
+                let codes = event_codes(before, call);
+                if !before.ends_with("tracing::") || codes.is_empty() {
+                    wrong.push(format!("{}:{}", file.path, before.lines().count()));
+                }
+                codes.into_iter().for_each(|code| drop(told.entry(code).or_default().insert(level)));
+            }
+        }
+    }
+    none("calls that are not tracing::info!(event = \"…\", …) or the like", wrong);
+    let is_code = |code: &str| code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    none("no snake case", told.keys().filter(|code| !is_code(code)).map(|code| (*code).to_owned()).collect());
+
+    let page = read("docs/logs.md");
+    let (_, table) = page.split_once("\n## Codes\n").unwrap();
+    let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| `")).map(cells).collect();
+    let documented = rows.iter().map(|row| (in_backticks(row[0]).unwrap(), row[1].split(", ").collect())).collect();
+    assert_eq!(told, documented, "codes and levels in src, and the table of docs/logs.md");
+    assert_eq!(rows.len(), documented.len(), "a code has one row");
+    assert!(rows.iter().all(|row| row.len() == 4), "{rows:?}");
+}
+
+/// The codes that a log line may have: of `event = "…"`, its first field, or of the variable `event`.
+fn event_codes<'t>(before: &'t str, call: &'t str) -> Vec<&'t str> {
+    let call = call.trim_start();
+    let call = call.strip_prefix("target: \"librdkafka\", ").unwrap_or(call);
+    let codes = if call.starts_with("event,") {
+        before.rsplit_once("let event = ").and_then(|(_, rest)| rest.split(';').next())
+    } else {
+        call.strip_prefix("event = ").and_then(|rest| rest.split(',').next())
+    };
+    codes.into_iter().flat_map(|codes| codes.split('"').skip(1).step_by(2)).collect()
+}
+
+#[test]
 fn alerts_and_dashboard_use_metrics_that_the_program_exports() {
     let exposed = exposed_metrics();
     let is_exposed = |name: &str| {

@@ -158,8 +158,7 @@ impl Outage {
         if self.reported.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
-            let of_postgres = if error.kind() == Kind::SlotActive { "slot_in_use" } else { "postgres_disconnected" };
-            let event = if side == Side::Kafka { "producer_failed" } else { of_postgres };
+            let event = if side == Side::Kafka { "producer_failed" } else { "postgres_disconnected" };
             tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
         }
         Ok(wait)

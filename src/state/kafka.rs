@@ -269,11 +269,8 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                 )));
         }
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::info!(
-                event = "open_transaction_awaited",
-                topic,
-                "another producer has a transaction open in the state topic; waiting for its end"
-            );
+            tracing::info!(event = "open_transaction_awaited", %topic,
+                "another producer has a transaction open in the state topic; waiting for its end");
         }
         std::thread::sleep(OPEN_RETRY);
     }

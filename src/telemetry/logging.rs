@@ -21,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 const VALUE_BYTES_MAX: usize = 4096;
 
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
-/// `walrelay=debug,rdkafka=warn`. Colours only on a terminal, and not with `NO_COLOR`.
+/// `info,librdkafka=debug`. Colours only on a terminal, and not with `NO_COLOR`.
 ///
 /// A line that cannot be written is lost, because standard error is closed or the disk is full. The loss is not
 /// reported: the report would be lost too, and a panic would end the relay.
@@ -47,7 +47,7 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 fn parse_filter(filter: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(filter).map_err(|error| {
         Error::new(Kind::Config, format!("the log filter {filter:?} cannot be read: {error}"))
-            .remedy("give a level such as info, or target=level pairs such as walrelay=debug,rdkafka=warn")
+            .remedy("give a level such as info, or target=level pairs such as info,librdkafka=debug")
     })
 }
 
