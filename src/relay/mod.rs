@@ -107,16 +107,16 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
             metrics.cleaned_up_rows.inc_by(*rows);
             metrics.clean_up_success_timestamp_seconds.set(Some(now_us() as f64 / 1e6));
         }
+        let slot = &config.source.slot;
         match swept {
             Ok(0) => {}
-            Ok(rows) => tracing::info!(event = "old_rows_deleted", slot = %config.source.slot, rows,
-                "old rows were deleted"),
+            Ok(rows) => tracing::info!(event = "old_rows_deleted", %slot, rows, "old rows were deleted"),
             Err(error) if error.kind().disposition() == Disposition::Retry => {
                 tracing::debug!(%error, "old rows could not be deleted; trying again in a minute");
             }
             Err(error) => {
-                tracing::warn!(event = "clean_up_failed", slot = %config.source.slot, %error, fix = error.what_to_do(),
-                    "old rows could not be deleted");
+                let fix = error.what_to_do();
+                tracing::warn!(event = "clean_up_failed", %slot, %error, fix, "old rows could not be deleted");
             }
         }
     }

@@ -114,11 +114,9 @@ impl Outage {
         let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
         if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
             config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
-            tracing::warn!(
-                event = "batches_reduced", slot = %config.source.slot, batch_bytes = bytes, %error,
+            tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes = bytes, %error,
                 "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
-                 batch.size below max.message.bytes of the topic)"
-            );
+                 batch.size below max.message.bytes of the topic)");
             if is_record {
                 return Ok(Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")));
             }

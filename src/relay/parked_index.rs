@@ -138,10 +138,8 @@ impl ParkedIndex {
         self.waiting_again += 1;
         let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
         if place.via == Via::Replay || self.warned.insert(row.outbox) {
-            tracing::warn!(
-                event = "parked_event_repeated", %slot, outbox, row = %row_id, %place,
-                "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)"
-            );
+            tracing::warn!(event = "parked_event_repeated", %slot, outbox, row = %row_id, %place,
+                "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)");
         } else {
             tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is parked already");
         }

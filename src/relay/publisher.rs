@@ -778,10 +778,8 @@ impl<S: Sink> Publisher<S> {
         let row = Shown::of(parked.row.id());
         if let Some(Failure { class, cause, .. }) = parked.tried() {
             let outbox = &rows.outbox;
-            tracing::warn!(
-                event = "event_parked", %slot, outbox, %row, %place, class, cause, outcome = "park",
-                "an event cannot be delivered, and is parked"
-            );
+            tracing::warn!(event = "event_parked", %slot, outbox, %row, %place, class, cause, outcome = "park",
+                "an event cannot be delivered, and is parked");
         }
         if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
             let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
@@ -857,11 +855,9 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
     let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
     if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((slot.to_string(), outbox.clone())) {
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
-        tracing::warn!(
-            event = "header_omitted", %slot, outbox, %row, %header,
+        tracing::warn!(event = "header_omitted", %slot, outbox, %row, %header,
             "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
-             each outbox; rename the headers)"
-        );
+             each outbox; rename the headers)");
     }
 }
 

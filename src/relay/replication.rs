@@ -362,8 +362,8 @@ impl ReplicationLoop<'_> {
             for (before, now) in self.session.fingerprints.iter_mut().zip(now) {
                 compare(before, &now)?;
                 if let Some(altered) = notice(before, &now) {
-                    tracing::warn!(event = "publication_altered", slot = %self.shared.process.config.source.slot,
-                        "{altered}");
+                    let slot = &self.shared.process.config.source.slot;
+                    tracing::warn!(event = "publication_altered", %slot, "{altered}");
                 }
             }
             Ok(())
@@ -391,9 +391,8 @@ impl ReplicationLoop<'_> {
         // Parked events are pending as well.
         asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
         if !asked.is_empty() {
-            let rows = asked.len();
-            tracing::info!(event = "pending_rows_found", slot = %self.shared.process.config.source.slot, rows,
-                "rows are pending again; publishing them again");
+            let (slot, rows) = (&self.shared.process.config.source.slot, asked.len());
+            tracing::info!(event = "pending_rows_found", %slot, rows, "rows are pending again; publishing them again");
             self.leave(self.shared.process.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
         }
     }
@@ -413,10 +412,8 @@ impl ReplicationLoop<'_> {
         tracing::debug!(%slot, topic, records, "looked for what was published before");
         if let Err(error) = &result {
             let fix = error.what_to_do();
-            tracing::warn!(
-                event = "tail_read_failed", %slot, topic, %error, fix,
-                "the topic cannot be read: events that were published before a crash may be published again"
-            );
+            tracing::warn!(event = "tail_read_failed", %slot, topic, %error, fix,
+                "the topic cannot be read: events that were published before a crash may be published again");
         }
         match (&mut self.pipeline.publisher.before, tail) {
             (Some(before), Some(tail)) => before.read(tail, result.is_err()),

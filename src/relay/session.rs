@@ -156,12 +156,8 @@ impl Session {
     /// Rows of this outbox's table do not stay in it: that is logged, and stored with each position.
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
         let table = of.source.table().map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(
-            event = "rows_deleted_early",
-            slot = self.identity.slot,
-            table,
-            "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it"
-        );
+        tracing::warn!(event = "rows_deleted_early", slot = %self.identity.slot, table,
+            "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it");
         let known = std::mem::take(&mut self.identity.stream_only);
         self.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }

@@ -258,11 +258,9 @@ impl Relay {
         let origin = (server.system_identifier.as_str(), server.timeline);
         match DeliveredBefore::new(outboxes, origin, session.identity.position, session.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
-            None => tracing::info!(
-                event = "id_headers_missing", slot = %self.config.source.slot,
+            None => tracing::info!(event = "id_headers_missing", slot = %self.config.source.slot,
                 "records have no headers that identify their event (route.id_header, route.position_header): events that \
-                 were published before a crash may be published again"
-            ),
+                 were published before a crash may be published again"),
         }
     }
 

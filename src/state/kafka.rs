@@ -187,13 +187,9 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
             .remedy("configure another state topic: walrelay creates it with one partition"));
     }
     if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
-        tracing::warn!(
-            event = "state_topic_underreplicated",
-            topic,
-            replicas = seen.replicas,
-            brokers = seen.brokers.len(),
-            "the state topic has few replicas"
-        );
+        let (replicas, brokers) = (seen.replicas, seen.brokers.len());
+        tracing::warn!(event = "state_topic_underreplicated", %topic, replicas, brokers,
+            "the state topic has few replicas");
     }
     match asked(&seen.brokers, until, |broker| admin.setting(topic, "cleanup.policy", broker)) {
         Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
@@ -204,13 +200,9 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
             )))
         }
         Err(why) => {
-            tracing::warn!(
-                event = "state_topic_unchecked",
-                topic,
-                error = why,
-                fix = "make sure that cleanup.policy=compact",
-                "cannot see whether the topic is compacted"
-            );
+            let fix = "make sure that cleanup.policy=compact";
+            tracing::warn!(event = "state_topic_unchecked", %topic, error = why, fix,
+                "cannot see whether the topic is compacted");
             Ok(())
         }
     }
