@@ -53,20 +53,30 @@ pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves on what [`bind`] gave, until dropped.
+/// Serves metrics, health and the status page of a relay on what [`bind`] gave, until dropped.
 pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Infallible {
     serve_within(Limits::default(), listener, telemetry).await
 }
 
+/// Serves metrics and health on what [`bind`] gave, until dropped: for a process that is no relay.
+pub async fn serve_metrics(listener: TcpListener, telemetry: Telemetry) -> Infallible {
+    let routes =
+        metrics_and_health(telemetry).fallback(|| async { not_found("there are /metrics, /healthz and /readyz") });
+    accept(Limits::default(), listener, routes).await
+}
+
 async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Infallible {
     let page = Page::new(telemetry.clone());
+    let routes = metrics_and_health(telemetry).merge(page.routes());
+    let routes = routes.fallback(|| async { not_found("there are /, /metrics, /healthz and /readyz") });
     tokio::select! {
-        never = accept(limits, listener, router(telemetry, &page)) => never,
+        never = accept(limits, listener, routes) => never,
         never = page.keep() => never,
     }
 }
 
-async fn accept(limits: Limits, listener: TcpListener, router: Router) -> Infallible {
+async fn accept(limits: Limits, listener: TcpListener, routes: Router) -> Infallible {
+    let routes = routes.layer(axum::middleware::map_response(guarded));
     let free = Arc::new(Semaphore::new(limits.connections));
     loop {
         // The semaphore is never closed.
@@ -80,7 +90,7 @@ async fn accept(limits: Limits, listener: TcpListener, router: Router) -> Infall
             }
         };
         let closes_at = Instant::now() + limits.lifetime;
-        let pages = router.clone().layer(Extension(ClosesAt(closes_at)));
+        let pages = routes.clone().layer(Extension(ClosesAt(closes_at)));
         let connection = http1::Builder::new()
             .keep_alive(false)
             .max_buf_size(limits.head_bytes)
@@ -94,15 +104,12 @@ async fn accept(limits: Limits, listener: TcpListener, router: Router) -> Infall
     }
 }
 
-fn router(telemetry: Telemetry, page: &Arc<Page>) -> Router {
+fn metrics_and_health(telemetry: Telemetry) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
-        .fallback(not_found)
         .with_state(telemetry)
-        .merge(page.routes())
-        .layer(axum::middleware::map_response(guarded))
 }
 
 /// Nothing cached, nothing sniffed or framed. A page that loads something has a policy of its own.
@@ -120,8 +127,8 @@ async fn alive() -> &'static str {
     "alive\n"
 }
 
-async fn not_found() -> (StatusCode, &'static str) {
-    (StatusCode::NOT_FOUND, "not found; there are /, /metrics, /healthz and /readyz\n")
+fn not_found(pages: &str) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("not found; {pages}\n"))
 }
 
 async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
@@ -192,6 +199,21 @@ mod tests {
         for path in ["/debug/pprof", "/config", "/metrics/", "/..%2f"] {
             assert_eq!(ask(server.addr, "GET", path).await.0, 404, "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn without_the_page_only_metrics_and_health_answer() {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        tokio::spawn(serve_metrics(listener, Telemetry::new(Duration::from_secs(30))));
+        for path in ["/", "/events"] {
+            let not_found = "not found; there are /metrics, /healthz and /readyz\n".to_owned();
+            assert_eq!(ask(addr, "GET", path).await, (404, not_found), "{path}");
+        }
+        assert_eq!(ask(addr, "GET", "/metrics").await.0, 200);
+        assert_eq!(ask(addr, "GET", "/healthz").await.0, 200);
+        let answer = exchange(addr, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        assert!(answer.contains("cache-control: no-store\r\n"), "{answer}");
     }
 
     #[tokio::test]

@@ -52,5 +52,6 @@ fn a_relay_and_an_exporter_show_the_slot_and_count_its_rows() {
     assert!(exporter.metric("walrelay_retained_wal_bytes") > Some(0.0), "{}", exporter.metrics());
     assert_eq!(exporter.metric("walrelay_lag_seconds"), None);
     assert!(exporter.is_ready());
+    assert_eq!(exporter.get("/").map(|(status, _)| status), Some(404), "only a relay has a status page");
     assert_eq!(exporter.terminate(EXIT), Some(0), "{}", exporter.log());
 }
