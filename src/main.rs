@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Err(error) => Err(Error::new(Kind::Prerequisite, format!("the system gives no timer or poll: {error}"))),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Where standard error is closed, the exit code says it alone.
             writeln!(std::io::stderr().lock(), "{}", error_text(&error, &typed)).unwrap_or_default();

@@ -20,6 +20,7 @@ mod doctor;
 mod exporter;
 mod import;
 mod init;
+mod nagios;
 mod output;
 mod replay;
 mod setup;
@@ -64,7 +65,10 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Delivery", &["sink", "on-error", "guarantee", "state-store", "shutdown-timeout"]),
     ("Lost slots and WAL", &["on-slot-loss", "max-retained-bytes", "over-budget"]),
     ("Selection", &["id", "aggregate", "class", "topic", "outbox", "since", "until", "older-than", "where", "all"]),
-    ("Output", &["http", "json", "limit", "log", "log-format", "no-body", "output", "payload", "unknown", "watch"]),
+    (
+        "Output",
+        &["http", "json", "limit", "log", "log-format", "nagios", "no-body", "output", "payload", "unknown", "watch"],
+    ),
 ];
 
 impl Cli {
@@ -244,15 +248,17 @@ Exit codes:
   2   the flags are not valid
   4   Postgres' programs are missing";
 
-/// Runs the command. The commands in an error's remedy get those of the `typed` flags that they take.
+/// Runs the command and gives its exit code. The commands in an error's remedy get those of the `typed` flags that they
+/// take.
 ///
 /// # Errors
 /// Those of the command. A closed standard output ends it without an error.
-pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<()> {
+pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
     let flags = relay_flags(typed);
     let complete = |next| with_flags(next, &flags);
     match done(&cli.command, &complete).await {
-        Ok(()) | Err(Failure::PipeClosed) => Ok(()),
+        Ok(()) | Err(Failure::PipeClosed) => Ok(0),
+        Err(Failure::ExitCode(code)) => Ok(code),
         Err(Failure::Error(error)) => Err(error.with_commands(&complete)),
     }
 }
@@ -441,6 +447,9 @@ mod tests {
             &["walrelay", "config", "check", "--offline", "--json"],
             &["walrelay", "config", "check", "--offline", "--output", "yaml"],
             &["walrelay", "status", "--json", "--output", "yaml"],
+            &["walrelay", "status", "--nagios", "--watch"],
+            &["walrelay", "status", "--nagios", "--json"],
+            &["walrelay", "status", "--nagios", "--output", "table"],
         ] {
             let error = Cli::try_parse_from(typed).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{typed:?}");

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
 use crate::cli::config::{self, AGE_MAX, Common, DAY, flags, seconds};
-use crate::cli::output::{Outcome, Output, aligned, counted, print, print_to_reader, warn};
+use crate::cli::nagios::{Check, Figure, State};
+use crate::cli::output::{Outcome, Output, aligned, counted, print, print_line, print_to_reader, warn};
 use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
@@ -46,6 +47,9 @@ pub(crate) struct StatusArgs {
     /// Repeat at this interval; without a value every 2s
     #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "2s", value_parser = seconds(SECOND..=DAY, "5s"))]
     pub watch: Option<Duration>,
+    /// Print one line and end with an exit code as Nagios plugins do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
+    #[arg(long, conflicts_with_all = ["watch", "form", "json"])]
+    pub nagios: bool,
     /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
     #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]
     pub max_lag_bytes: Option<u64>,
@@ -60,16 +64,28 @@ Examples:
   walrelay status --slot orders
   walrelay status --slot orders --json --max-lag-bytes 64MiB
   walrelay status --slot orders --watch 5s
+  walrelay status --slot orders --nagios --max-lag-bytes 64MiB
 
 Exit codes:
   0   healthy
   1   no relay streams from the slot, the slot is lost or about to be, or a limit is exceeded
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
-  14  the slot does not exist";
+  14  the slot does not exist
+With --nagios the exit codes are those of Nagios plugins:
+  0   OK: healthy
+  1   WARNING: only a limit is exceeded
+  2   CRITICAL: any other problem, the slot does not exist, or Postgres cannot be reached
+  3   UNKNOWN: the configuration is not valid, or Postgres refuses";
 
 /// Prints the state of the slot, once or until interrupted.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
+    if args.nagios {
+        let limits = Limits::of(args);
+        let check = settled(args).await.map_or_else(|error| Check::failed(&error), |report| report.check(&limits));
+        print_line(&check)?;
+        return Err(check.end());
+    }
     let checked = Checked::open(args).await?;
     let Some(interval) = args.watch else {
         let report = checked.settled().await?;
@@ -88,6 +104,10 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
             false => args.output.line(&report, &format!("time={} {}", clock(), report.line()))?,
         })?;
     }
+}
+
+async fn settled(args: &StatusArgs) -> Result<Report> {
+    Checked::open(args).await?.settled().await
 }
 
 fn clock() -> impl std::fmt::Display {
@@ -115,8 +135,7 @@ impl Checked {
         let settings = config::settings(&flags(&args.common), &args.common.file)?;
         warn(settings.warnings());
         let (slot, database) = both(settings.slot(), settings.database())?;
-        let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
-        Ok(Checked { session: Session::connect(&database, "status").await?, slot, limits })
+        Ok(Checked { session: Session::connect(&database, "status").await?, slot, limits: Limits::of(args) })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.
@@ -157,6 +176,12 @@ struct Limits {
     lag_bytes: Option<u64>,
     /// Applies where the lag in seconds is known.
     lag_seconds: Option<Duration>,
+}
+
+impl Limits {
+    fn of(args: &StatusArgs) -> Limits {
+        Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds }
+    }
 }
 
 /// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
@@ -291,6 +316,33 @@ impl Report {
             )),
             (_, true) => error.remedy("read the relay's log: Kafka may be slow or unreachable"),
         })
+    }
+
+    /// The result for Nagios. Call after [`Report::judge`] with the same limits.
+    fn check(&self, limits: &Limits) -> Check {
+        let Report { slot, relay, wal, problems, .. } = self;
+        let state = match problems.len() {
+            0 => State::Ok,
+            count if count == wal.over(limits).len() => State::Warning,
+            _ => State::Critical,
+        };
+        let text = match (problems.is_empty(), relay.table_reader_pid) {
+            (false, _) => problems.join("; "),
+            (true, Some(_)) => "a relay reads the table".to_owned(),
+            (true, None) => format!("streaming, lag {}", wal.lag()),
+        };
+        let figure = |name, value, unit, limit| Figure { name, value, unit, limit };
+        let number = |value: Option<i64>| value.map(|value| value as f64);
+        let rounded = |seconds: f64| (seconds * 1_000.0).round() / 1_000.0;
+        let most_bytes = limits.lag_bytes.map(|most| most as f64);
+        let most_seconds = limits.lag_seconds.map(|most| most.as_secs_f64());
+        let figures = vec![
+            figure("lag_bytes", number(wal.lag_bytes), "B", most_bytes),
+            figure("retained_bytes", number(wal.retained_bytes), "B", None),
+            figure("lag_seconds", wal.lag_seconds.map(rounded), "s", most_seconds),
+            figure("parked_events", number(self.parked.events), "", None),
+        ];
+        Check { state, text: format!("slot {slot}: {text}"), figures }
     }
 
     /// One line for a log.
@@ -533,6 +585,33 @@ mod tests {
             (json!({"lag_seconds": null}), lag_seconds(0), ""),
         ] {
             assert_eq!(judged(changes.clone(), limits).problems.join("; "), problems, "{changes}");
+        }
+    }
+
+    #[test]
+    fn nagios_gets_a_warning_for_a_limit_and_critical_for_any_other_problem() {
+        let (none, low) = (Limits::default(), Limits { lag_bytes: Some(1_024), lag_seconds: Some(SECOND) });
+        let reader = json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9, "lag_bytes": null,
+            "lag_seconds": null, "retained_bytes": null});
+        let figures = "lag_bytes=1048576B;;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;;;0 parked_events=5;;;0";
+        let limited =
+            "lag_bytes=1048576B;1024;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;1;;0 parked_events=5;;;0";
+        for (changes, limits, expected) in [
+            (json!({}), none, format!("OK - slot orders: streaming, lag 1.0 MiB, 0.2 s | {figures}")),
+            (reader, none, "OK - slot orders: a relay reads the table | parked_events=5;;;0".to_owned()),
+            (
+                json!({}),
+                low,
+                format!("WARNING - slot orders: 1.0 MiB are not confirmed, more than 1.0 KiB | {limited}"),
+            ),
+            (
+                json!({"active": false}),
+                low,
+                format!("CRITICAL - slot orders: {NO_RELAY}; 1.0 MiB are not confirmed, more than 1.0 KiB | {limited}"),
+            ),
+            (json!({"active": false}), none, format!("CRITICAL - slot orders: {NO_RELAY} | {figures}")),
+        ] {
+            assert_eq!(judged(changes, limits).check(&limits).to_string(), format!("WALRELAY {expected}"));
         }
     }
 

@@ -18,6 +18,7 @@ mod fenced;
 mod given_up;
 mod idle;
 mod memory;
+mod nagios;
 mod operations;
 mod order;
 mod outboxes;
