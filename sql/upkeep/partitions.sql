@@ -1,4 +1,4 @@
--- Partitions of table $1 that end $3 seconds ago or earlier, oldest first, for a table that is partitioned by ranges of
+-- Partitions of table $1 that end at time $3 or earlier, oldest first, for a table that is partitioned by ranges of
 -- column $2 alone. A bound is text in the session's time zone, which is UTC.
 select c.oid::bigint as oid, n.nspname::text as schema, c.relname::text as name, b.bounds,
        i.inhdetachpending as detaching,
@@ -17,5 +17,5 @@ cross join lateral (
     select (pg_catalog.regexp_match(b.bounds, ' TO \(''([^'']+)''\)$'))[1]::timestamptz as until
 ) u
 where p.partrelid = $1::bigint::oid and p.partstrat = 'r' and p.partnatts = 1
-  and u.until <= pg_catalog.now() - pg_catalog.make_interval(secs => $3::float8)
+  and u.until <= $3::text::timestamptz
 order by u.until

@@ -7,7 +7,9 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::config::{self, AGE_MAX, Common, duration, flags};
-use crate::cli::output::{Outcome, Output, ProgressReporter, aligned, note, print, warn};
+use crate::cli::output::{
+    Outcome, Output, ProgressReporter, aligned, counted, listed, note, print, shown_and_confirmed, warn,
+};
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
@@ -19,6 +21,8 @@ use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// Where the seconds of a time end in the text form of Postgres.
+const SECONDS_END: usize = "2026-03-01 12:00:00".len();
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct CleanupArgs {
@@ -43,9 +47,12 @@ pub(crate) struct CleanupArgs {
     /// The pause between two transactions
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s"))]
     pub pause: Duration,
-    /// Delete nothing; count the rows
+    /// Delete nothing; print what would be deleted
     #[arg(long)]
     pub dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
     #[command(flatten)]
     #[serde(skip)]
     pub output: Output,
@@ -58,6 +65,8 @@ struct Report {
     /// The basis for "published": `pending`, `xid` or `xmin`.
     published_by: &'static str,
     older_than_seconds: u64,
+    /// The time before which rows are old.
+    before: String,
     partitions: Vec<String>,
     rows_dropped: u64,
     rows_deleted: u64,
@@ -73,7 +82,19 @@ struct Answer<'a> {
     tables: &'a [Report],
 }
 
-/// Deletes published rows older than the retention: whole partitions first, then batch by batch. Prints the counts.
+/// What is to be deleted of a table.
+#[derive(Debug)]
+struct Doomed {
+    sweeper: Sweeper,
+    published: Option<Published>,
+    /// Those that can be dropped.
+    partitions: Vec<Partition>,
+    /// The counts before the deletion.
+    plan: Report,
+}
+
+/// Deletes published rows older than the retention, after a question: whole partitions first, then batch by batch. Prints
+/// the counts.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     let settings = config::settings(&flags(args), &args.common.file)?;
     warn(settings.warnings());
@@ -96,17 +117,24 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
         true => state::load(&config::config(&settings, false)?).await?,
         false => None,
     };
-    let mut reports = Vec::new();
-    for sweeper in &sweepers {
-        let published = match known.clone().filter(|_| sweeper.basis.needs_published()) {
-            Some(known) => Some(published_of(client, known, sweeper.table.oid).await?),
-            None => None,
-        };
-        let is_polled = known.as_ref().is_some_and(Stored::is_polled);
-        reports.push(table(client, sweeper, published.as_ref(), is_polled, args).await?);
+    let mut doomed = Vec::new();
+    for sweeper in sweepers {
+        doomed.push(Doomed::look(client, sweeper, known.as_ref()).await?);
     }
-    let answer = Answer { dry_run: args.dry_run, tables: &reports };
-    print(&args.output.line(&answer, &answer.table())?)
+    let plans: Vec<_> = doomed.iter().map(|doomed| doomed.plan.clone()).collect();
+    let plan = Answer { dry_run: true, tables: &plans };
+    if args.dry_run {
+        return print(&args.output.line(&plan, plan.text().trim_end())?);
+    }
+    if let Some(question) = plan.question(&database.describe()) {
+        shown_and_confirmed(&plan.text(), args.output, args.yes, question, "nothing was deleted").await?;
+    }
+    let mut reports = Vec::new();
+    for doomed in doomed {
+        reports.push(doomed.delete(client, args).await?);
+    }
+    let answer = Answer { dry_run: false, tables: &reports };
+    print(&args.output.line(&answer, answer.text().trim_end())?)
 }
 
 fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
@@ -122,57 +150,69 @@ fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec
     Ok(with)
 }
 
-async fn table(
-    client: &Client,
-    sweeper: &Sweeper,
-    published: Option<&Published>,
-    is_polled: bool,
-    args: &CleanupArgs,
-) -> Result<Report> {
-    let name = &sweeper.name;
-    let mut report = Report {
-        table: name.to_string(),
-        published_by: sweeper.basis.word(),
-        older_than_seconds: sweeper.retention.as_secs(),
-        ..Report::default()
-    };
-    if sweeper.reads_all() {
-        note(format_args!(
-            "note: {name} has no index that begins with {}, so every batch reads the whole table: create an index, or use \
-             larger batches with --batch-rows",
-            sweeper.time
-        ));
-    }
-    for partition in old_partitions(client, sweeper, published, is_polled).await? {
-        let stays = match (&partition.stays, args.dry_run) {
-            (Some(stays), _) => Err(stays.clone()),
-            (None, true) => Ok(()),
-            (None, false) => partition.drop(client, sweeper, published).await?,
-        };
-        match stays {
-            Ok(()) => dropped(&mut report, &partition, args.dry_run),
-            Err(why) => note(format_args!("note: partition {} is not dropped: {why}", partition.name)),
+impl Doomed {
+    /// Reads all old rows. Changes nothing.
+    async fn look(client: &Client, sweeper: Sweeper, known: Option<&Stored>) -> Result<Doomed> {
+        let name = &sweeper.name;
+        if sweeper.reads_all() {
+            note(format_args!(
+                "note: {name} has no index that begins with {}, so every batch reads the whole table: create an index, or \
+                 use larger batches with --batch-rows",
+                sweeper.time
+            ));
         }
+        let published = match known.filter(|_| sweeper.basis.needs_published()) {
+            Some(known) => Some(published_of(client, known.clone(), sweeper.table.oid).await?),
+            None => None,
+        };
+        let is_polled = known.is_some_and(Stored::is_polled);
+        let mut partitions = Vec::new();
+        for partition in old_partitions(client, &sweeper, published.as_ref(), is_polled).await? {
+            match &partition.stays {
+                None => partitions.push(partition),
+                Some(why) => stays(&partition, why),
+            }
+        }
+        let counted = sweeper.count(client, published.as_ref()).await?;
+        let rows_dropped = partitions.iter().filter_map(|partition| partition.rows).sum();
+        let plan = Report {
+            table: name.to_string(),
+            published_by: sweeper.basis.word(),
+            older_than_seconds: sweeper.retention.as_secs(),
+            before: sweeper.before.clone(),
+            partitions: partitions.iter().map(|partition| partition.name.clone()).collect(),
+            rows_dropped,
+            rows_deleted: counted.published.saturating_sub(rows_dropped),
+            rows_left: 0,
+            rows_unpublished: counted.unpublished,
+        };
+        Ok(Doomed { sweeper, published, partitions, plan })
     }
-    if !args.dry_run {
-        report.rows_deleted = batches(client, sweeper, published, args).await?;
+
+    async fn delete(self, client: &Client, args: &CleanupArgs) -> Result<Report> {
+        let Doomed { sweeper, published, partitions, plan } = self;
+        let published = published.as_ref();
+        let mut report = Report { partitions: Vec::new(), rows_dropped: 0, ..plan };
+        for partition in &partitions {
+            match partition.drop(client, &sweeper, published).await? {
+                Ok(()) => {
+                    let rows = partition.rows.unwrap_or_default();
+                    note(format_args!("partition {} dropped, with {rows} rows", partition.name));
+                    report.rows_dropped += rows;
+                    report.partitions.push(partition.name.clone());
+                }
+                Err(why) => stays(partition, &why),
+            }
+        }
+        report.rows_deleted = batches(client, &sweeper, published, args).await?;
+        let left = sweeper.count(client, published).await?;
+        (report.rows_left, report.rows_unpublished) = (left.published, left.unpublished);
+        Ok(report)
     }
-    let counted = sweeper.count(client, published).await?;
-    report.rows_unpublished = counted.unpublished;
-    match args.dry_run {
-        true => report.rows_deleted = counted.published.saturating_sub(report.rows_dropped),
-        false => report.rows_left = counted.published,
-    }
-    Ok(report)
 }
 
-fn dropped(report: &mut Report, partition: &Partition, dry_run: bool) {
-    let rows = partition.rows.unwrap_or_default();
-    report.rows_dropped += rows;
-    report.partitions.push(partition.name.clone());
-    if !dry_run {
-        note(format_args!("partition {} dropped, with {rows} rows", partition.name));
-    }
+fn stays(partition: &Partition, why: &str) {
+    note(format_args!("note: partition {} is not dropped: {why}", partition.name));
 }
 
 async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Published>, args: &CleanupArgs) -> Result<u64> {
@@ -190,16 +230,34 @@ async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Publishe
 }
 
 impl Answer<'_> {
-    fn table(&self) -> String {
+    /// The question before the deletion; none if there is nothing to delete.
+    fn question(&self, database: &str) -> Option<String> {
+        let sum = |count: fn(&Report) -> u64| self.tables.iter().map(count).sum::<u64>();
+        let (rows, dropped) = (sum(|report| report.rows_deleted), sum(|report| report.rows_dropped));
+        let rows = counted(rows, "row");
+        match sum(|report| report.partitions.len() as u64) {
+            0 if rows == counted(0, "row") => None,
+            0 => Some(format!("Delete {rows} at {database}?")),
+            partitions => Some(format!(
+                "Delete {rows}, and {} with {}, at {database}?",
+                counted(partitions, "partition"),
+                counted(dropped, "row")
+            )),
+        }
+    }
+
+    /// The counts; before a deletion the names of the partitions, too.
+    fn text(&self) -> String {
         let (deleted, dropped) = match self.dry_run {
             true => ("to delete", "partitions to drop"),
             false => ("deleted", "partitions dropped"),
         };
-        let head = ["table", "older than", deleted, dropped, "rows in them", "locked", "not published"];
+        let head = ["table", "older than", "before (UTC)", deleted, dropped, "rows in them", "locked", "not published"];
         let row = |report: &Report| {
             [
                 report.table.clone(),
                 exact_duration(Duration::from_secs(report.older_than_seconds)),
+                report.before.get(..SECONDS_END).unwrap_or(&report.before).to_owned(),
                 report.rows_deleted.to_string(),
                 report.partitions.len().to_string(),
                 report.rows_dropped.to_string(),
@@ -208,7 +266,13 @@ impl Answer<'_> {
             ]
         };
         let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(self.tables.iter().map(row)).collect();
-        aligned(&rows)
+        let mut text = aligned(&rows) + "\n";
+        let names = self.tables.iter().flat_map(|report| &report.partitions).filter(|_| self.dry_run);
+        let names: Vec<_> = names.map(|name| [format!("  {name}")]).collect();
+        if !names.is_empty() {
+            text += &listed(dropped, names.len() as u64, &names);
+        }
+        text
     }
 }
 
@@ -216,13 +280,14 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay cleanup --config walrelay.toml --dry-run
   walrelay cleanup --config walrelay.toml --older-than 7d
-  walrelay cleanup --slot orders --brokers localhost:9092 --older-than 12h
+  walrelay cleanup --slot orders --brokers localhost:9092 \\
+    --older-than 12h --yes
 
-cleanup deletes old published rows. Unpublished rows stay, whatever their age, and so do rows that another session has locked. cleanup drops a partition that has only old published rows.
+cleanup deletes old published rows. It shows what it will delete, and asks. Without a terminal, as in a cron job, it needs --yes. Unpublished rows stay, whatever their age, and so do rows that another session has locked. cleanup drops a partition that has only old published rows.
 
 Exit codes:
   0   done, or nothing to do
-  2   the configuration is not valid, or sets no retention
+  2   the configuration is not valid or sets no retention, or the answer was not yes
   10  Postgres cannot be reached (11: refuses)
   15  the table does not exist, or foreign keys refer to its rows
   16  the published rows are not known
@@ -239,6 +304,7 @@ mod tests {
             table: "public.outbox".to_owned(),
             published_by: "xid",
             older_than_seconds: 7 * 24 * 3600,
+            before: "2026-03-01 12:00:00.123456+00".to_owned(),
             partitions: vec!["\"public\".\"outbox_1\"".to_owned()],
             rows_dropped: 20,
             rows_deleted: 1_234,
@@ -251,14 +317,31 @@ mod tests {
     fn the_report_is_an_aligned_table_or_one_json_object() {
         let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
         let answer = Answer { dry_run: false, tables: &tables };
-        insta::assert_snapshot!(answer.table(), @r"
-        table          older than  deleted  partitions dropped  rows in them  locked  not published
-        public.outbox  7d          1234     1                   20            1       0
-        shop.events    7d          7        1                   20            1       0
+        insta::assert_snapshot!(answer.text(), @r"
+        table          older than  before (UTC)         deleted  partitions dropped  rows in them  locked  not published
+        public.outbox  7d          2026-03-01 12:00:00  1234     1                   20            1       0
+        shop.events    7d          2026-03-01 12:00:00  7        1                   20            1       0
         ");
         let json: serde_json::Value = serde_json::from_str(&json_line(&answer).unwrap()).unwrap();
         assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));
-        assert!(Answer { dry_run: true, ..answer }.table().contains("to delete"));
+        assert_eq!(json["tables"][0]["before"], "2026-03-01 12:00:00.123456+00");
+    }
+
+    #[test]
+    fn the_plan_names_the_partitions_and_the_question_counts_what_goes() {
+        let kept = Report { partitions: Vec::new(), rows_dropped: 0, ..report() };
+        let none = Report { rows_deleted: 0, ..kept.clone() };
+        let question = |tables: &[Report]| Answer { dry_run: true, tables }.question("db:5432/shop");
+        let tables = [report(), Report { rows_deleted: 0, ..report() }];
+        let both = "Delete 1234 rows, and 2 partitions with 40 rows, at db:5432/shop?";
+        assert_eq!(question(&tables).as_deref(), Some(both));
+        assert_eq!(question(&[none.clone(), kept]).as_deref(), Some("Delete 1234 rows at db:5432/shop?"));
+        assert_eq!(question(&[none]), None);
+        let text = Answer { dry_run: true, tables: &tables[..1] }.text();
+        assert!(
+            text.contains("  to delete  ") && text.ends_with("\npartitions to drop\n  \"public\".\"outbox_1\"\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -9,11 +9,11 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::cli::config::{self, Common, flags};
-use crate::cli::output::{Outcome, confirm, note, print_line, warn};
+use crate::cli::output::{Outcome, confirm, note, print, print_line, warn};
 use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::undelivered::parked::ParkedCount;
-use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
+use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
@@ -25,7 +25,6 @@ const PENDING_MESSAGES: i32 = 10_000;
 const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest wait for the end of a terminated walsender.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
-const RELEASE_POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct TeardownArgs {
@@ -35,6 +34,9 @@ pub(crate) struct TeardownArgs {
     /// The publication; walrelay_SLOT by default
     #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
+    /// Change nothing; print the SQL for psql
+    #[arg(long)]
+    pub dry_run: bool,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
@@ -51,8 +53,9 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay teardown --slot orders
   walrelay teardown --slot orders --yes
+  walrelay teardown --slot orders --dry-run
 
-If a relay stored a position, it stays: the relay of a later slot of the same name first publishes the unpublished rows.
+--dry-run ends with the exit code that teardown would end with for what it finds. If a relay stored a position, it stays: the relay of a later slot of the same name first publishes the unpublished rows.
 
 Exit codes:
   0   slot and publication are dropped
@@ -61,6 +64,13 @@ Exit codes:
   13  a relay streams from the slot
   14  the slot has unrelayed events, or is not walrelay's
   15  the publication publishes more than one table, and not exactly those of the configuration";
+
+/// A statement with its operation, in words that follow "while".
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Step {
+    doing: String,
+    sql: String,
+}
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
@@ -89,6 +99,11 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     .into_iter()
     .flatten()
     .collect();
+    let backend = slot.as_ref().and_then(|slot| slot.active_pid);
+    let steps = steps(&source, slot.is_some(), backend, publication.is_some())?;
+    if args.dry_run {
+        return print(&script(&steps));
+    }
     if doomed.is_empty() {
         return print_line(format_args!("Nothing to drop: slot {} does not exist.", source.slot));
     }
@@ -97,18 +112,9 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
         confirm(question, "nothing was dropped").await?;
     }
-    if let Some(slot) = &slot {
-        if args.force {
-            release(&session, &source.slot, slot).await?;
-        }
-        let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(source.slot.as_str()))])?;
-        print_line(&drop)?;
-        session.run(&format!("dropping slot {}", source.slot), &drop).await?;
-    }
-    if publication.is_some() {
-        let drop = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(&source.publication))])?;
-        print_line(&drop)?;
-        session.run(&format!("dropping publication {}", source.publication), &drop).await?;
+    for step in &steps {
+        print_line(&step.sql)?;
+        session.run(&step.doing, &step.sql).await?;
     }
     print_line(format_args!(
         "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the relay of a later slot {} \
@@ -116,6 +122,33 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         doomed.join(" and "),
         source.slot
     ))
+}
+
+/// The statements for the objects that exist. `backend` is the session that streams from the slot: the first statement ends
+/// it, and waits until the slot is free.
+fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_publication: bool) -> Result<Vec<Step>> {
+    let (slot, publication) = (&source.slot, source.publication.as_str());
+    let mut steps = Vec::new();
+    if let Some(pid) = backend {
+        let doing = format!("ending backend pid {pid}, which uses slot {slot}");
+        let limit_ms = RELEASE_TIMEOUT.as_millis();
+        steps.push(Step { doing, sql: format!("select pg_catalog.pg_terminate_backend({pid}, {limit_ms});") });
+    }
+    if has_slot {
+        let sql = fill(sql::DROP_SLOT, &[("slot", Value::Text(slot.as_str()))])?;
+        steps.push(Step { doing: format!("dropping slot {slot}"), sql });
+    }
+    if has_publication {
+        let sql = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(publication))])?;
+        steps.push(Step { doing: format!("dropping publication {publication}"), sql });
+    }
+    Ok(steps)
+}
+
+fn script(steps: &[Step]) -> String {
+    let head = "-- walrelay teardown: stops at the first error.\n\\set ON_ERROR_STOP on\n";
+    let nothing = if steps.is_empty() { "-- Nothing to do.\n" } else { "" };
+    steps.iter().fold(format!("{head}{nothing}"), |script, step| script + &step.sql + "\n")
 }
 
 /// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables. A
@@ -213,28 +246,10 @@ fn uncountable(name: &str, publication: &str, unfound: bool, error: &Error) -> E
     error.remedy("let the relay catch up and stop it; --force drops the slot anyway")
 }
 
-/// Ends the session that uses the slot, and waits until the slot is free.
-async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> {
-    let Some(pid) = slot.active_pid else { return Ok(()) };
-    let doing = format!("ending backend pid {pid}, which uses slot {name}");
-    session.row(&doing, "select pg_catalog.pg_terminate_backend($1::int)", &[&pid]).await?;
-    let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
-    while preflight::slot(session.client(), name).await?.is_some_and(|slot| slot.active_pid == Some(pid)) {
-        if tokio::time::Instant::now() >= deadline {
-            return Err(Error::new(
-                Kind::SlotActive,
-                format!("backend pid {pid} was terminated and still uses slot {name}"),
-            )
-            .remedy("stop the relay, then try again"));
-        }
-        tokio::time::sleep(RELEASE_POLL).await;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conninfo::ConnInfo;
 
     #[test]
     fn a_failed_count_of_unrelayed_events_has_a_remedy() {
@@ -247,6 +262,23 @@ mod tests {
             let error = uncountable("orders", "walrelay_orders", unfound, &error);
             assert!(error.kind() == kind && error.what_to_do().unwrap().contains(remedy), "{error}");
         }
+    }
+
+    #[test]
+    fn the_script_ends_a_session_and_drops_what_exists() {
+        let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
+        let source = SourceConfig::sample(database, "orders", "walrelay_Orders", 1);
+        let script =
+            |has_slot, backend, has_publication| script(&steps(&source, has_slot, backend, has_publication).unwrap());
+        insta::assert_snapshot!(script(true, Some(7), true), @r#"
+        -- walrelay teardown: stops at the first error.
+        \set ON_ERROR_STOP on
+        select pg_catalog.pg_terminate_backend(7, 10000);
+        select pg_catalog.pg_drop_replication_slot('orders');
+        drop publication "walrelay_Orders";
+        "#);
+        assert!(script(false, None, true).ends_with("STOP on\ndrop publication \"walrelay_Orders\";\n"));
+        assert!(script(false, None, false).ends_with("STOP on\n-- Nothing to do.\n"));
     }
 
     #[test]

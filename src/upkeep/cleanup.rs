@@ -11,7 +11,7 @@ use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
-use crate::postgres::query::{QueryError, bounded, one_json};
+use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::source::preflight::system_identifier;
 use crate::state::Stored;
@@ -36,6 +36,8 @@ pub struct Sweeper {
     pub time: String,
     /// Rows are kept for this long.
     pub retention: Duration,
+    /// Rows are old if their time is before this, as text in UTC.
+    pub before: String,
     time_type: String,
 }
 
@@ -60,8 +62,8 @@ pub struct Counted {
 }
 
 impl Sweeper {
-    /// Reads the description of an outbox's table; none for an outbox of messages. Changes only settings of the
-    /// session.
+    /// Reads the description of an outbox's table, and the time before which rows are old; none for an outbox of messages.
+    /// Changes only settings of the session.
     ///
     /// # Errors
     /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those
@@ -74,7 +76,10 @@ impl Sweeper {
         let basis = Basis::of(outbox, &table);
         let column = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
         let (time, time_type) = (column.name.clone(), column.base.sql.clone());
-        Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
+        let seconds = retention.as_secs_f64();
+        let before = format!("select (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::text");
+        let before = one_text(client, "asking for the time", &before, &[]).await?.unwrap_or_default();
+        Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, before, table }))
     }
 
     /// Whether batches read the whole table, because no index begins with the time.
@@ -83,9 +88,8 @@ impl Sweeper {
     }
 
     fn is_old(&self) -> Result<String> {
-        let (time, seconds) = (quote_ident(&self.time)?, self.retention.as_secs_f64());
-        let time_type = &self.time_type;
-        Ok(format!("{time} < (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::{time_type}"))
+        let (time, before) = (quote_ident(&self.time)?, quote_literal(&self.before)?);
+        Ok(format!("{time} < {before}::timestamptz::{}", self.time_type))
     }
 
     /// Counts the rows older than the retention. Reads all of them.
@@ -247,8 +251,8 @@ pub async fn old_partitions(
     is_polled: bool,
 ) -> Result<Vec<Partition>> {
     let doing = format!("looking at the partitions of {}", sweeper.name);
-    let (oid, seconds) = (i64::from(sweeper.table.oid), sweeper.retention.as_secs_f64());
-    let rows = bounded(&doing, ANSWER_TIMEOUT, client.query(PARTITIONS, &[&oid, &sweeper.time, &seconds])).await;
+    let oid = i64::from(sweeper.table.oid);
+    let rows = bounded(&doing, ANSWER_TIMEOUT, client.query(PARTITIONS, &[&oid, &sweeper.time, &sweeper.before])).await;
     let rows = rows.map_err(|failed| sweeper.explained(&doing, &failed))?;
     let bug = |error: tokio_postgres::Error| Error::new(Kind::Bug, format!("while {doing}: {error}"));
     let mut partitions = Vec::new();

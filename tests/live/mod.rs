@@ -42,6 +42,7 @@ mod retries;
 mod row_key;
 mod schema;
 mod secrets;
+mod setup;
 mod shutdown;
 mod sinks;
 mod skipped;

@@ -1,13 +1,18 @@
 //! A child process: its log, its signals, its end.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use walrelay::demo::process::{memory_bytes, send_signal};
 
 use super::{guardian, wait};
@@ -119,14 +124,53 @@ pub(crate) fn unread_output_of(command: Command, deadline: Duration) -> Output {
     output_to(command, unread.into(), deadline)
 }
 
+/// The same at a terminal, where somebody types `answer`. Standard error is all that the terminal shows.
+#[track_caller]
+pub(crate) fn output_at_terminal(mut command: Command, answer: &str, deadline: Duration) -> Output {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+    grantpt(&terminal).and_then(|()| unlockpt(&terminal)).expect("a terminal");
+    let name = ptsname(&terminal, Vec::new()).expect("a terminal");
+    let side =
+        File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(OsStr::from_bytes(name.to_bytes()));
+    let side = side.expect("a terminal");
+    let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&side, size).expect("a terminal");
+    let mut terminal = File::from(terminal);
+    writeln!(terminal, "{answer}").expect("a terminal");
+    command.env("TERM", "xterm").stdin(side.try_clone().expect("a terminal")).stdout(Stdio::piped()).stderr(side);
+    let mut child = started(&mut command);
+    // Its side of the terminal is open here, too, as long as there is the command.
+    let program = command.get_program().to_owned();
+    drop(command);
+    let (out, err) = (all_of(child.stdout.take()), all_shown(terminal));
+    ended(child, &program, deadline, out, err)
+}
+
 #[track_caller]
 fn output_to(mut command: Command, stdout: Stdio, deadline: Duration) -> Output {
-    let caller = Location::caller();
     let program = command.get_program().to_owned();
-    let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
-    let mut child = started.unwrap_or_else(|error| panic!("{} did not start: {error}", program.display()));
-    guardian::watch(child.id());
+    let mut child = started(command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()));
     let (out, err) = (all_of(child.stdout.take()), all_of(child.stderr.take()));
+    ended(child, &program, deadline, out, err)
+}
+
+#[track_caller]
+fn started(command: &mut Command) -> Child {
+    let started = command.spawn();
+    let child = started.unwrap_or_else(|error| panic!("{} did not start: {error}", command.get_program().display()));
+    guardian::watch(child.id());
+    child
+}
+
+#[track_caller]
+fn ended(
+    mut child: Child,
+    program: &OsStr,
+    deadline: Duration,
+    out: JoinHandle<Vec<u8>>,
+    err: JoinHandle<Vec<u8>>,
+) -> Output {
+    let caller = Location::caller();
     let ended = wait::until(deadline, || child.try_wait().expect("wait for a child"));
     let status = ended.unwrap_or_else(|| {
         child.kill().expect("kill a child");
@@ -139,6 +183,16 @@ fn output_to(mut command: Command, stdout: Stdio, deadline: Duration) -> Output 
         panic!("{caller}: {} did not end within {deadline:?}; it said:\n{said}", program.display());
     }
     output
+}
+
+/// The same for a terminal: reading fails when nobody has its other side.
+fn all_shown(mut terminal: File) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        // What was read before the failure is in `all`.
+        drop(terminal.read_to_end(&mut all));
+        all
+    })
 }
 
 /// Reads to the end, in a thread of its own.

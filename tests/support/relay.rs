@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::guardian::run_directory;
-use super::process::{Process, output_of, unread_output_of};
+use super::process::{Process, output_at_terminal, output_of, unread_output_of};
 use super::servers::free_port;
 use super::wait::{self, LIMIT, eventually};
 
@@ -116,6 +116,12 @@ impl RelayCommand {
     #[track_caller]
     pub(crate) fn unread_output(&self) -> Output {
         unread_output_of(self.command(), COMMAND_DEADLINE)
+    }
+
+    /// Runs it at a terminal, where somebody types `answer`. Its standard error is all that the terminal shows.
+    #[track_caller]
+    pub(crate) fn at_terminal(&self, answer: &str) -> Output {
+        output_at_terminal(self.command(), answer, COMMAND_DEADLINE)
     }
 
     /// Runs it to its end and returns its standard output; panics with its standard error if it fails.

@@ -13,7 +13,7 @@ use crate::support::world::ARRIVAL;
 /// What `walrelay cleanup --json` says of the table.
 #[track_caller]
 fn cleaned(outbox: &Outbox, options: impl Fn(RelayCommand) -> RelayCommand) -> Value {
-    let command = options(outbox.world.command("cleanup").config_file(&outbox.config)).flag("--json");
+    let command = options(outbox.world.command("cleanup").config_file(&outbox.config)).flag("--json").flag("--yes");
     let mut answer: Value = serde_json::from_str(&command.succeed()).unwrap();
     answer["tables"][0].take()
 }

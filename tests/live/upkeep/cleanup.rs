@@ -63,7 +63,7 @@ fn wait_for_elder(sql: &Sql) {
 
 fn cleanup(world: &World) -> RelayCommand {
     let stored = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
-    stored.option("--older-than", "7d").option("--pause", "0s").flag("--json")
+    stored.option("--older-than", "7d").option("--pause", "0s").flag("--json").flag("--yes")
 }
 
 #[track_caller]
@@ -170,10 +170,13 @@ fn pending_decides_deletion_without_a_stored_position() {
         world.name
     );
     let command = RelayCommand::new("cleanup").option("--database-url", &world.database_url).config_file(&toml);
-    let swept = answer(&command.clone().flag("--json"));
+    let swept = answer(&command.clone().flag("--json").flag("--yes"));
     assert_eq!((&swept["rows_deleted"], &swept["rows_unpublished"]), (&10.into(), &20.into()), "{swept}");
     let table = command.option("--older-than", "3d").succeed();
-    assert!(table.starts_with("table          older than  deleted  partitions dropped"), "{table}");
+    assert!(
+        table.starts_with("table          older than  before (UTC)         deleted  partitions dropped"),
+        "{table}"
+    );
     assert_eq!(sql.number("select count(*) from outbox"), 20);
 }
 
@@ -258,6 +261,44 @@ fn partitions_of_published_rows_are_dropped() {
     let swept = answer(&cleanup(&world));
     assert_eq!((&swept["rows_deleted"], swept["partitions"].as_array().unwrap().len()), (&1.into(), 0), "{swept}");
     assert_eq!(sql.number("select count(*) from p2"), 0);
+}
+
+#[test]
+fn cleanup_shows_what_goes_and_asks_before_it_deletes() {
+    let world = partitioned();
+    let sql = world.sql();
+    // A row of a partition that stays.
+    sql.run("insert into outbox (aggregatetype, created_at) values ('a', now() - interval '7 days 1 second')");
+    publish_all(&world, "[]");
+    let stored = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
+    let cleanup = stored.option("--older-than", "7d");
+    let rows = || sql.number("select count(*) from outbox");
+    let before = rows();
+
+    let unasked = cleanup.output();
+    let (shown, told) = (String::from_utf8(unasked.stdout).unwrap(), told(&unasked.stderr));
+    assert_eq!((unasked.status.code(), rows()), (Some(2), before), "{told}");
+    assert!(shown.contains("before (UTC)") && shown.contains("\npartitions to drop\n  \"public\".\"p0\"\n"), "{shown}");
+    assert!(last_words(&told).1.contains("--yes"), "{told}");
+    let dry_run = cleanup.clone().flag("--dry-run").succeed();
+    assert_eq!((dry_run.contains("\"public\".\"p0\""), rows()), (true, before), "{dry_run}");
+
+    let refused = cleanup.at_terminal("n");
+    let terminal = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!((refused.status.code(), rows()), (Some(2), before), "{terminal}");
+    assert!(
+        terminal.contains("Delete ") && terminal.contains(" partitions with ") && terminal.contains("? [y/N] "),
+        "{terminal}"
+    );
+    let agreed = cleanup.at_terminal("y");
+    let terminal = String::from_utf8(agreed.stderr).unwrap();
+    assert_eq!(agreed.status.code(), Some(0), "{terminal}");
+    let left = rows();
+    assert!(left < before && sql.number("select count(*) from pg_class where relname = 'p0'") == 0, "{terminal}");
+
+    // Nothing is left to ask about.
+    assert!(cleanup.succeed().contains("partitions dropped"));
+    assert_eq!(rows(), left);
 }
 
 #[test]

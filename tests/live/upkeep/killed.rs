@@ -71,7 +71,7 @@ fn a_killed_cleanup_is_completed_by_the_next_one() {
     published(&world, 1_200);
     let cleanup = || {
         let command = world.command("cleanup").option("--brokers", &world.brokers);
-        command.option("--older-than", "7d").option("--batch-rows", "500").option("--pause", "0s")
+        command.option("--older-than", "7d").option("--batch-rows", "500").option("--pause", "0s").flag("--yes")
     };
     let killed = cleanup().killed_at("swept", 1).output();
     assert!(is_killed(killed.status), "{killed:?}");
