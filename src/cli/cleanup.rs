@@ -7,9 +7,8 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::config::{self, AGE_MAX, Common, duration, flags};
-use crate::cli::output::{
-    Outcome, Output, ProgressReporter, aligned, counted, listed, note, print, shown_and_confirmed, warn,
-};
+use crate::cli::output::{Outcome, Output, aligned, counted, listed, note, print, shown_and_confirmed, warn};
+use crate::cli::progress::Bar;
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
@@ -191,7 +190,7 @@ impl Doomed {
 
     async fn delete(self, client: &Client, args: &CleanupArgs) -> Result<Report> {
         let Doomed { sweeper, published, partitions, plan } = self;
-        let published = published.as_ref();
+        let (published, expected) = (published.as_ref(), plan.rows_deleted);
         let mut report = Report { partitions: Vec::new(), rows_dropped: 0, ..plan };
         for partition in &partitions {
             match partition.drop(client, &sweeper, published).await? {
@@ -204,7 +203,7 @@ impl Doomed {
                 Err(why) => stays(partition, &why),
             }
         }
-        report.rows_deleted = batches(client, &sweeper, published, args).await?;
+        report.rows_deleted = batches(client, &sweeper, published, args, expected).await?;
         let left = sweeper.count(client, published).await?;
         (report.rows_left, report.rows_unpublished) = (left.published, left.unpublished);
         Ok(report)
@@ -215,8 +214,14 @@ fn stays(partition: &Partition, why: &str) {
     note(format_args!("note: partition {} is not dropped: {why}", partition.name));
 }
 
-async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Published>, args: &CleanupArgs) -> Result<u64> {
-    let (mut deleted, mut after, mut reporter) = (0, None::<String>, ProgressReporter::new());
+async fn batches(
+    client: &Client,
+    sweeper: &Sweeper,
+    published: Option<&Published>,
+    args: &CleanupArgs,
+    expected: u64,
+) -> Result<u64> {
+    let (mut deleted, mut after, mut bar) = (0, None::<String>, Bar::new(args.output));
     loop {
         let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
         deleted += swept.deleted;
@@ -224,7 +229,7 @@ async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Publishe
             return Ok(deleted);
         }
         after = swept.last;
-        reporter.report(|| format!("{}: {deleted} rows deleted", sweeper.name));
+        bar.at(deleted, Some(expected), || format!("rows of {} deleted", sweeper.name));
         tokio::time::sleep(args.pause).await;
     }
 }

@@ -22,6 +22,7 @@ mod import;
 mod init;
 mod nagios;
 mod output;
+mod progress;
 mod replay;
 mod setup;
 mod slot_watch;

@@ -3,16 +3,13 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
-
-/// The time between two messages about the progress of a command.
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -192,27 +189,6 @@ pub(crate) fn note(text: impl std::fmt::Display) {
 pub(crate) fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
         note(format_args!("warning: {warning}"));
-    }
-}
-
-/// Prints the progress of a command to standard error, at most every five seconds.
-#[derive(Debug)]
-pub(crate) struct ProgressReporter {
-    last: Instant,
-}
-
-impl ProgressReporter {
-    /// Prints nothing for the first five seconds.
-    pub(crate) fn new() -> ProgressReporter {
-        ProgressReporter { last: Instant::now() }
-    }
-
-    /// Prints `text`, unless the last message is too recent.
-    pub(crate) fn report(&mut self, text: impl FnOnce() -> String) {
-        if self.last.elapsed() >= PROGRESS_EVERY {
-            self.last = Instant::now();
-            note(text());
-        }
     }
 }
 

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{
-    Outcome, Output, ProgressReporter, aligned, counted, listed, note, notes, print_line, print_report,
-    shown_and_confirmed, warn,
+    Outcome, Output, aligned, counted, listed, note, notes, print_line, print_report, shown_and_confirmed, warn,
 };
+use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::Range;
 use crate::config::layers::Settings;
 use crate::config::{Config, TableName};
@@ -95,10 +95,10 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         sql: args.condition.clone(),
     };
     let mut replay = Replay::open(&config, reader, &wanted).await?;
-    let mut reporter = ProgressReporter::new();
-    let survey = replay
-        .survey(&mut |table, read, of| reporter.report(|| format!("reading {table}: {read} of {of} rows")))
-        .await?;
+    let mut bar = Bar::new(args.output);
+    let survey =
+        replay.survey(&mut |table, read, of| bar.at(read, Some(of), || format!("rows of {table} read"))).await?;
+    drop(bar);
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
     let mut report = Report::new(survey, args.dry_run);
     report.notes.extend(replay.notes().iter().cloned());
@@ -118,13 +118,10 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     let question = format!("Publish {} again?", report.rows());
     shown_and_confirmed(&report.text(), args.output, args.yes, question, "nothing was published").await?;
     let stop = on_signals()?;
-    let mut reporter = ProgressReporter::new();
-    let (published, ended) = replay
-        .publish(sink, stop, &mut |published, of, answers| {
-            let silent = if answers { "" } else { "; Kafka does not answer" };
-            reporter.report(|| format!("published {} of {of} rows{silent}", published.acked));
-        })
-        .await;
+    let mut sending = Sending::new(args.output, "rows published");
+    let (published, ended) =
+        replay.publish(sink, stop, &mut |published, of, answers| sending.at(published.acked, of, answers)).await;
+    drop(sending);
     report.published(published);
     print_report(args.output, &report, "")?;
     match ended {

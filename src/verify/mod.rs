@@ -22,8 +22,18 @@ use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 /// The pause between two reads of topics that lack records.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Receives the progress: the topic, its number, the number of topics, and its records so far.
-pub(crate) type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
+/// The progress of a read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading<'t> {
+    pub topic: &'t str,
+    /// The number of the topic, from 1.
+    pub number: usize,
+    pub topics: usize,
+    /// The records that were read of the topic.
+    pub records: u64,
+    /// The offsets of the topic that are read, at least as many as its records.
+    pub of: u64,
+}
 
 /// Reads topics into a [`Comparison`], without consumer group and commits. Blocks: it needs a thread of its own.
 pub(crate) struct RecordReader {
@@ -51,14 +61,15 @@ impl RecordReader {
         &mut self,
         comparison: &mut Comparison,
         deadline: Instant,
-        progress: Progress<'_>,
+        say: &mut dyn FnMut(&Reading<'_>),
     ) -> Result<()> {
         let topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
         let mut left: Vec<&String> = topics.iter().collect();
         loop {
             let is_last = Instant::now() >= deadline;
             for (at, topic) in left.iter().enumerate() {
-                self.topic(topic, comparison, &mut |records| progress(topic, at + 1, left.len(), records))?;
+                let begun = Reading { topic, number: at + 1, topics: left.len(), records: 0, of: 0 };
+                self.topic(begun, comparison, say)?;
             }
             left.retain(|topic| comparison.owed(topic) > 0);
             if left.is_empty() || is_last {
@@ -74,15 +85,21 @@ impl RecordReader {
         (absent.collect(), self.cut.iter().cloned().collect())
     }
 
-    /// Reads the new records of `topic` since its last read.
-    fn topic(&mut self, topic: &str, into: &mut Comparison, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    /// Reads the new records of a topic since its last read.
+    fn topic(
+        &mut self,
+        mut reading: Reading<'_>,
+        into: &mut Comparison,
+        say: &mut dyn FnMut(&Reading<'_>),
+    ) -> Result<()> {
+        let topic = reading.topic;
         let read = self.read.get(topic).cloned().unwrap_or_default();
         let spans = self.unread(topic, &read)?;
-        let mut records = 0;
+        reading.of = spans.values().map(|span| u64::try_from(span.end - span.start).unwrap_or_default()).sum();
         self.reader.read(topic, &spans, &mut |message| {
             into.record(topic, &self.delivered(&message));
-            records += 1;
-            progress(records);
+            reading.records += 1;
+            say(&reading);
             ControlFlow::Continue(())
         })?;
         let ends = spans.into_iter().map(|(id, span)| (id, span.end));

@@ -18,8 +18,9 @@ use super::{
 };
 use crate::cli::config::{self, FileArgs, flags};
 use crate::cli::output::{
-    Outcome, ProgressReporter, aligned, cell, counted, note, notes, print_line, print_report, time, warn,
+    Outcome, Output, aligned, cell, counted, note, notes, print_line, print_report, time, warn,
 };
+use crate::cli::progress::{Bar, Sending};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
@@ -122,12 +123,10 @@ impl Store for DeadLetters {
         let reading = tokio::task::spawn_blocking(move || {
             choose(&scan, &reader.wanted, outcome, &reader.reserved(), &sender);
         });
-        let (mut reporter, of) = (ProgressReporter::new(), plan.chosen());
-        let mut on_read = |progress: &Progress, answers: bool| {
-            let silent = if answers { "" } else { "; Kafka does not answer" };
-            reporter.report(|| format!("{} of {of} dead letters are resolved{silent}", progress.resolved));
-        };
+        let (mut sending, of) = (Sending::new(args.chosen.output, "dead letters resolved"), plan.chosen());
+        let mut on_read = |progress: &Progress, answers: bool| sending.at(progress.resolved, of, answers);
         let (progress, ended) = resolver.run(receiver, on_signals()?, &mut on_read).await;
+        drop(sending);
         (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
         print_report(args.chosen.output, &plan, "")?;
         match ended {
@@ -152,12 +151,13 @@ type OnRead<'s> = &'s mut dyn FnMut(u64, u64);
 struct Topic {
     config: Config,
     wanted: DeadLetterFilter,
+    output: Output,
     now_ms: i64,
 }
 
 impl Topic {
     fn open(chosen: &Chosen<DeadLetters>, mut more: Flags) -> Result<Arc<Topic>> {
-        let Chosen { store, filters, .. } = chosen;
+        let Chosen { store, filters, output } = chosen;
         more.extend(flags(store));
         let config = config::config(&config::settings(&more, &store.file)?, false)?;
         warn(config::unverified(&config));
@@ -174,7 +174,7 @@ impl Topic {
             until_ms: span.until_ms,
             slot: (!store.all_slots).then(|| config.source.slot.to_string()),
         };
-        Ok(Arc::new(Topic { config, wanted, now_ms }))
+        Ok(Arc::new(Topic { config, wanted, output: *output, now_ms }))
     }
 
     fn name(&self) -> &str {
@@ -193,10 +193,9 @@ impl Topic {
     ) -> Result<T> {
         let topic = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || {
-            let mut reporter = ProgressReporter::new();
-            let mut on_read = |read: u64, of: u64| {
-                reporter.report(|| format!("reading topic {}: {read} of {of} records", topic.name()))
-            };
+            let mut bar = Bar::new(topic.output);
+            let mut on_read =
+                |read: u64, of: u64| bar.at(read, Some(of), || format!("records of topic {} read", topic.name()));
             read(&topic, &mut on_read)
         });
         read.await.map_err(|error| reader_ended(&error))?

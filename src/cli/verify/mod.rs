@@ -13,7 +13,8 @@ use rows::Plan;
 use serde::Serialize;
 
 use crate::cli::config::{self, DAY, RelaySettings, duration, flags};
-use crate::cli::output::{Outcome, Output, ProgressReporter, aligned, listed, notes, print_report, warn};
+use crate::cli::output::{Outcome, Output, aligned, listed, notes, print_report, warn};
+use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, Session};
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
@@ -21,7 +22,7 @@ use crate::event::Shown;
 use crate::postgres::catalog::Table;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
-use crate::verify::{Comparison, Counts, Example, Findings, Outbox, RecordReader};
+use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
@@ -83,17 +84,18 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });
     let mut comparison = Comparison::new(outboxes.collect(), args.limit);
-    rows::read(&session, &plans, &source.database.user, &mut comparison, &mut ProgressReporter::new()).await?;
+    rows::read(&session, &plans, &source.database.user, &mut comparison, Bar::new(args.output)).await?;
 
     let deadline = Instant::now() + args.grace;
     let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());
     // The application's time of a record does not tell when the record was produced.
     let since_ms = range.records_since_ms(CLOCKS_APART_MS).filter(|_| !custom_times);
     let mut reader = RecordReader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
+    let mut bar = Bar::new(args.output);
     let reading = move || {
-        let mut reporter = ProgressReporter::new();
-        let mut say = |topic: &str, at: usize, of: usize, records: u64| {
-            reporter.report(|| format!("reading topic {topic} ({at} of {of}): {records} records"));
+        let mut say = |reading: &Reading<'_>| {
+            let Reading { topic, number, topics, records, of } = reading;
+            bar.at(*records, Some(*of), || format!("records of topic {topic} read (topic {number} of {topics})"));
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
         let unreadable = reader.absent_and_cut();
@@ -102,7 +104,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let read = tokio::task::spawn_blocking(reading).await;
     let (mut comparison, (absent, cut)) =
         read.map_err(|error| Error::new(Kind::Bug, format!("the reader of topics ended: {error}")))??;
-    rows::find_strays(&session, &plans, &mut comparison, &mut ProgressReporter::new()).await?;
+    rows::find_strays(&session, &plans, &mut comparison, Bar::new(args.output)).await?;
 
     report.found(comparison.findings(), &absent, &cut);
     print_report(args.output, &report, &report.text(args.unknown))?;

@@ -1,7 +1,7 @@
 //! The rows, read in one transaction a page at a time, each routed as the relay routes it.
 
 use crate::cli::check::described;
-use crate::cli::output::ProgressReporter;
+use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, Session, is_about_value};
 use crate::config::{OutboxConfig, TableName, ValueConfig};
 use crate::error::{Error, Kind, Result};
@@ -88,7 +88,7 @@ pub(crate) async fn read(
     plans: &[Plan],
     user: &str,
     into: &mut Comparison,
-    reporter: &mut ProgressReporter,
+    mut bar: Bar,
 ) -> Result<()> {
     session.run(DOING, BEGIN).await?;
     for (at, plan) in plans.iter().enumerate() {
@@ -103,7 +103,7 @@ pub(crate) async fn read(
             }
             rows += page.len() as u64;
             page.iter().for_each(|row| routing.row(at, row, into));
-            reporter.report(|| format!("reading {}: {rows} rows", plan.name));
+            bar.at(rows, None, || format!("rows of {} read", plan.name));
         }
         session.run(DOING, "close walrelay_verify").await?;
     }
@@ -160,12 +160,7 @@ impl<'p> Routing<'p> {
 }
 
 /// Searches the rows of records without a row: these rows may be outside the range, or newer than the snapshot.
-pub(crate) async fn find_strays(
-    session: &Session,
-    plans: &[Plan],
-    into: &mut Comparison,
-    reporter: &mut ProgressReporter,
-) -> Result<()> {
+pub(crate) async fn find_strays(session: &Session, plans: &[Plan], into: &mut Comparison, mut bar: Bar) -> Result<()> {
     const DOING: &str = "looking for the rows of records";
     session.run(DOING, "set row_security = off").await?;
     for plan in plans {
@@ -174,8 +169,9 @@ pub(crate) async fn find_strays(
         let texts: Vec<&str> = strays.iter().filter_map(|id| std::str::from_utf8(id).ok()).collect();
         let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
         let (column, table) = (quote_ident(&plan.outbox.id)?, &plan.table);
-        for (done, ids) in ids.chunks(IDS_MAX).enumerate() {
-            let list = ids.iter().map(|id| quote_literal(id)).collect::<Result<Vec<_>>>()?.join(", ");
+        let mut done = 0;
+        for some in ids.chunks(IDS_MAX) {
+            let list = some.iter().map(|id| quote_literal(id)).collect::<Result<Vec<_>>>()?.join(", ");
             let select = |left: &str, array: &str| {
                 format!("select {column} from {table} where {left} = any (array[{list}]::{array}[])")
             };
@@ -190,7 +186,8 @@ pub(crate) async fn find_strays(
             for id in found.iter().filter_map(|row| row.first()?.as_deref()) {
                 into.exists(id.as_bytes());
             }
-            reporter.report(|| format!("{DOING} in {}: {} of {}", plan.name, (done + 1) * IDS_MAX, strays.len()));
+            done += some.len() as u64;
+            bar.at(done, Some(ids.len() as u64), || format!("records without a row looked for in {}", plan.name));
         }
     }
     Ok(())
