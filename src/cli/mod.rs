@@ -28,6 +28,7 @@ mod setup;
 mod slot_watch;
 mod sql;
 mod status;
+mod steps;
 mod teardown;
 mod undelivered;
 mod verify;

@@ -87,6 +87,11 @@ impl Output {
         self.form != Form::Table
     }
 
+    /// Prints a line for people; nothing if the result is for a program.
+    pub(crate) fn say(self, text: impl std::fmt::Display) -> Outcome {
+        if self.is_data() { Ok(()) } else { print_line(text) }
+    }
+
     /// `value` on one line of JSON or as one YAML document, so that others can follow; for people `text` with a line end.
     pub(crate) fn line(self, value: &impl Serialize, text: &str) -> Result<String, Error> {
         match self.form {

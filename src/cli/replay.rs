@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{
-    Outcome, Output, aligned, counted, listed, note, notes, print_line, print_report, shown_and_confirmed, warn,
+    Outcome, Output, aligned, counted, listed, note, notes, print_report, shown_and_confirmed, warn,
 };
 use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::Range;
@@ -125,8 +125,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     report.published(published);
     print_report(args.output, &report, "")?;
     match ended {
-        Ok(SendEnd::All) if args.output.is_data() => Ok(()),
-        Ok(SendEnd::All) => print_line(report.result()),
+        Ok(SendEnd::All) => args.output.say(report.result()),
         Ok(SendEnd::Stopped) => Err(report.stopped().into()),
         Err(error) => {
             note(report.result());

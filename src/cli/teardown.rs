@@ -9,9 +9,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::cli::config::{self, Common, flags};
-use crate::cli::output::{Outcome, confirm, note, print, print_line, warn};
+use crate::cli::output::{Outcome, Output, confirm, note, print_report, warn};
 use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
+use crate::cli::steps::{StepReport, StepsReport};
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result, both};
@@ -47,6 +48,9 @@ pub(crate) struct TeardownArgs {
     /// Keep the publication
     #[arg(long)]
     pub keep_publication: bool,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub output: Output,
 }
 
 pub(super) const HELP: &str = "\
@@ -64,13 +68,6 @@ Exit codes:
   13  a relay streams from the slot
   14  the slot has unrelayed events, or is not walrelay's
   15  the publication publishes more than one table, and not exactly those of the configuration";
-
-/// A statement with its operation, in words that follow "while".
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Step {
-    doing: String,
-    sql: String,
-}
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
@@ -101,22 +98,23 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     .collect();
     let backend = slot.as_ref().and_then(|slot| slot.active_pid);
     let steps = steps(&source, slot.is_some(), backend, publication.is_some())?;
+    let mut report = StepsReport { dry_run: args.dry_run, steps, ..StepsReport::default() };
     if args.dry_run {
-        return print(&script(&steps));
+        return print_report(args.output, &report, &script(&report.steps));
     }
     if doomed.is_empty() {
-        return print_line(format_args!("Nothing to drop: slot {} does not exist.", source.slot));
+        let text = format!("Nothing to drop: slot {} does not exist.\n", source.slot);
+        return print_report(args.output, &report, &text);
     }
     if !args.yes {
         let lost = if args.force { " No relay will receive the unrelayed events from the slot." } else { "" };
         let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
         confirm(question, "nothing was dropped").await?;
     }
-    for step in &steps {
-        print_line(&step.sql)?;
-        session.run(&step.doing, &step.sql).await?;
-    }
-    print_line(format_args!(
+    let ended = carry_out(&session, args.output, &mut report.steps).await;
+    print_report(args.output, &report, "")?;
+    ended?;
+    args.output.say(format_args!(
         "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the relay of a later slot {} \
          first publishes the unpublished rows.",
         doomed.join(" and "),
@@ -126,26 +124,40 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
 
 /// The statements for the objects that exist. `backend` is the session that streams from the slot: the first statement ends
 /// it, and waits until the slot is free.
-fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_publication: bool) -> Result<Vec<Step>> {
+fn steps(
+    source: &SourceConfig,
+    has_slot: bool,
+    backend: Option<i32>,
+    has_publication: bool,
+) -> Result<Vec<StepReport>> {
     let (slot, publication) = (&source.slot, source.publication.as_str());
     let mut steps = Vec::new();
     if let Some(pid) = backend {
-        let doing = format!("ending backend pid {pid}, which uses slot {slot}");
-        let limit_ms = RELEASE_TIMEOUT.as_millis();
-        steps.push(Step { doing, sql: format!("select pg_catalog.pg_terminate_backend({pid}, {limit_ms});") });
+        let sql = format!("select pg_catalog.pg_terminate_backend({pid}, {});", RELEASE_TIMEOUT.as_millis());
+        steps.push(StepReport::planned(&format!("ending backend pid {pid}, which uses slot {slot}"), &sql));
     }
     if has_slot {
         let sql = fill(sql::DROP_SLOT, &[("slot", Value::Text(slot.as_str()))])?;
-        steps.push(Step { doing: format!("dropping slot {slot}"), sql });
+        steps.push(StepReport::planned(&format!("dropping slot {slot}"), &sql));
     }
     if has_publication {
         let sql = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(publication))])?;
-        steps.push(Step { doing: format!("dropping publication {publication}"), sql });
+        steps.push(StepReport::planned(&format!("dropping publication {publication}"), &sql));
     }
     Ok(steps)
 }
 
-fn script(steps: &[Step]) -> String {
+/// Runs the steps, and marks those that are done.
+async fn carry_out(session: &Session, output: Output, steps: &mut [StepReport]) -> Outcome {
+    for step in steps {
+        output.say(&step.sql)?;
+        session.run(&step.step, &step.sql).await?;
+        step.done = true;
+    }
+    Ok(())
+}
+
+fn script(steps: &[StepReport]) -> String {
     let head = "-- walrelay teardown: stops at the first error.\n\\set ON_ERROR_STOP on\n";
     let nothing = if steps.is_empty() { "-- Nothing to do.\n" } else { "" };
     steps.iter().fold(format!("{head}{nothing}"), |script, step| script + &step.sql + "\n")

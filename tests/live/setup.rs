@@ -1,6 +1,9 @@
 //! docs/operating.md: what `setup` and `teardown` print of the statements that they run, or would run.
 
-use crate::support::relay::{EXIT, last_words, told};
+use serde_json::Value;
+
+use crate::support::relay::{EXIT, RelayCommand, last_words, told};
+use crate::support::servers::Postgres;
 use crate::support::world::World;
 
 /// Slots and publications of the world.
@@ -37,6 +40,51 @@ fn a_dry_run_of_teardown_prints_a_script_that_drops_slot_and_publication() {
     drops.iter().for_each(|statement| sql.run(statement));
     let script = world.command("teardown").flag("--dry-run").succeed();
     assert!(script.ends_with("-- Nothing to do.\n"), "{script}");
+}
+
+/// The steps of a report, each with whether it is done.
+fn steps(report: &Value) -> Vec<(&str, bool)> {
+    let steps = report["steps"].as_array().expect("steps").iter();
+    steps.map(|step| (step["step"].as_str().expect("a step"), step["done"].as_bool().expect("done"))).collect()
+}
+
+#[test]
+fn setup_and_teardown_report_their_steps_as_data() {
+    let world = World::bare(Postgres::shared(), "127.0.0.1:9");
+    let slot = &world.name;
+    let run = |command: RelayCommand| serde_json::from_str::<Value>(&command.succeed()).expect("a report");
+    let [publication, creates] = [format!("creating publication walrelay_{slot}"), format!("creating slot {slot}")];
+    let planned = run(world.command("setup").flag("--json").flag("--dry-run"));
+    assert_eq!(steps(&planned), [(publication.as_str(), false), (creates.as_str(), false)], "{planned}");
+    assert_eq!(
+        (&planned["dry_run"], &planned["present"][0], objects(&world)),
+        (&true.into(), &"table public.outbox exists".into(), 0)
+    );
+    let made = run(world.command("setup").flag("--json"));
+    assert_eq!(
+        (steps(&made), objects(&world)),
+        (vec![(publication.as_str(), true), (creates.as_str(), true)], 2),
+        "{made}"
+    );
+    assert_eq!(made["steps"][0]["sql"], planned["steps"][0]["sql"]);
+    let yaml = world.command("setup").option("--output", "yaml").succeed();
+    assert!(yaml.starts_with("dry_run: false\nsteps: []\npresent:\n- "), "{yaml}");
+
+    // The slot is dropped before the publication's step fails.
+    let sql = world.sql();
+    sql.run("create function refuse() returns event_trigger language plpgsql as $$ begin raise 'not now'; end $$");
+    sql.run(
+        "create event trigger refuse on ddl_command_start when tag in ('DROP PUBLICATION') execute function refuse()",
+    );
+    let failed = world.command("teardown").flag("--json").flag("--yes").output();
+    let report: Value = serde_json::from_slice(&failed.stdout).expect("a report");
+    let [drops, unpublishes] = [format!("dropping slot {slot}"), format!("dropping publication walrelay_{slot}")];
+    assert_eq!(steps(&report), [(drops.as_str(), true), (unpublishes.as_str(), false)], "{report}");
+    assert!(!failed.status.success() && told(&failed.stderr).contains("not now"), "{failed:?}");
+    sql.run("drop event trigger refuse");
+    let dropped = run(world.command("teardown").flag("--json").flag("--yes"));
+    assert_eq!((steps(&dropped), objects(&world)), (vec![(unpublishes.as_str(), true)], 0), "{dropped}");
+    assert_eq!(steps(&run(world.command("teardown").flag("--json"))), []);
 }
 
 #[test]

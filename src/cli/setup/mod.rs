@@ -11,8 +11,9 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, Common, DAY, duration, flags};
-use crate::cli::output::{Outcome, note, print, print_line, shell_word, warn};
+use crate::cli::output::{Outcome, Output, note, print_report, shell_word, warn};
 use crate::cli::sql::{Session, column};
+use crate::cli::steps::{StepReport, StepsReport};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
@@ -47,6 +48,9 @@ pub(crate) struct SetupArgs {
     /// The time limit of a statement: creating a slot waits for every open transaction
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration(Duration::from_millis(1)..=DAY, "60s or 5m"))]
     pub timeout: Duration,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub output: Output,
 }
 
 pub(super) const HELP: &str = "\
@@ -55,6 +59,7 @@ Examples:
   walrelay setup --slot orders --table sales.outbox --add-xid-column
   walrelay setup --slot orders --mode poll --add-xid-column
   walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
+  walrelay setup --slot orders --dry-run --json
 
 setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot. --dry-run ends with the exit code that setup would end with for what it finds.
 
@@ -87,32 +92,16 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
         plan.put_tables_first();
     }
     plan::look_at_rows(&mut plan, &session, &wanted, &found, args.add_xid_column).await?;
+    let mut report = report(&plan, args.dry_run);
     if args.dry_run {
-        let printed = print(&script(&plan, args.timeout));
+        let printed = print_report(args.output, &report, &script(&plan, args.timeout));
         plan.refusal()?;
         return printed;
     }
     plan.refusal()?;
-    for present in &plan.present {
-        print_line(present)?;
-    }
-    limit(&session, args.timeout).await?;
-    for step in &plan.steps {
-        print_line(&step.sql)?;
-        match step.object {
-            Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
-            Object::Column => patiently(&session, step, args.timeout).await?,
-            Object::Index => unbounded(&session, step, args.timeout).await?,
-            Object::Slot => create_slot(&session, &source.database, step, args.timeout).await?,
-        }
-        print_line(&step.done)?;
-    }
-    for remark in &plan.remarks {
-        print_line(format_args!("note: {remark}"))?;
-    }
-    for warning in &plan.warnings {
-        print_line(format_args!("warning: {warning}"))?;
-    }
+    let ended = carry_out(args, &session, &source.database, &plan, &mut report).await;
+    print_report(args.output, &report, "")?;
+    ended?;
     let brokers = if settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
     // A table that this command created is empty.
     let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
@@ -121,7 +110,46 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     } else {
         ""
     };
-    print_line(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
+    args.output.say(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
+}
+
+fn report(plan: &Plan, dry_run: bool) -> StepsReport {
+    let steps = plan.steps.iter().map(|step| StepReport::planned(&step.doing, &step.sql)).collect();
+    let (present, notes, warnings) = (plan.present.clone(), plan.remarks.clone(), plan.warnings.clone());
+    StepsReport { dry_run, steps, present, notes, warnings }
+}
+
+/// Runs the steps, and marks those in `report` that are done.
+async fn carry_out(
+    args: &SetupArgs,
+    session: &Session,
+    database: &ConnInfo,
+    plan: &Plan,
+    report: &mut StepsReport,
+) -> Outcome {
+    let output = args.output;
+    for present in &plan.present {
+        output.say(present)?;
+    }
+    limit(session, args.timeout).await?;
+    for (step, reported) in plan.steps.iter().zip(&mut report.steps) {
+        output.say(&step.sql)?;
+        match step.object {
+            Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
+            Object::Column => patiently(session, step, args.timeout).await?,
+            Object::Index => unbounded(session, step, args.timeout).await?,
+            Object::Slot => create_slot(session, database, step, args.timeout).await?,
+        }
+        reported.done = true;
+        output.say(&step.done)?;
+    }
+    for remark in &plan.remarks {
+        output.say(format_args!("note: {remark}"))?;
+    }
+    for warning in &plan.warnings {
+        output.say(format_args!("warning: {warning}"))?;
+    }
+    Ok(())
 }
 
 /// The flags of this `setup` that its `run` needs, too. `run` reads environment and file by itself.
@@ -285,5 +313,20 @@ mod tests {
         assert_eq!(error.kind(), Kind::PostgresUnfit);
         assert_eq!(error.cause(), "gave up creating slot orders after 1m 30s, waiting for pid 7");
         assert!(error.what_to_do().unwrap().contains("--timeout"));
+    }
+
+    #[test]
+    fn the_report_has_each_step_with_its_sql_and_whether_it_is_done() {
+        let step = |object, doing: &str, sql: &str| Step {
+            object,
+            doing: doing.to_owned(),
+            done: String::new(),
+            sql: sql.to_owned(),
+        };
+        let steps = vec![step(Object::Table, "creating table a", "create table a"), step(Object::Slot, "b", "c")];
+        let plan = Plan { steps, present: vec!["d".to_owned()], warnings: vec!["e".to_owned()], ..Plan::default() };
+        let mut report = report(&plan, true);
+        report.steps[0].done = true;
+        insta::assert_snapshot!(serde_json::to_string(&report).unwrap(), @r#"{"dry_run":true,"steps":[{"step":"creating table a","sql":"create table a","done":true},{"step":"b","sql":"c","done":false}],"present":["d"],"notes":[],"warnings":["e"]}"#);
     }
 }

@@ -17,9 +17,7 @@ use super::{
     ShowArgs, State, Store, agreed, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
-use crate::cli::output::{
-    Outcome, Output, aligned, cell, counted, note, notes, print_line, print_report, time, warn,
-};
+use crate::cli::output::{Outcome, Output, aligned, cell, counted, note, notes, print_report, time, warn};
 use crate::cli::progress::{Bar, Sending};
 use crate::clock::now_us;
 use crate::config::Config;
@@ -133,7 +131,7 @@ impl Store for DeadLetters {
             Ok(SendEnd::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                if args.chosen.output.is_data() { Ok(()) } else { print_line(plan.result()) }
+                args.chosen.output.say(plan.result())
             }
             Ok(SendEnd::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
