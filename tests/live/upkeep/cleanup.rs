@@ -301,6 +301,32 @@ fn cleanup_shows_what_goes_and_asks_before_it_deletes() {
     assert_eq!(rows(), left);
 }
 
+/// docs/configuration.md.
+#[test]
+fn a_bar_at_the_terminal_shows_how_many_rows_are_deleted() {
+    let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
+    let sql = world.sql();
+    sql.run("create index on outbox (created_at)");
+    let stored = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
+    // Fifty pauses: longer than a command that shows no bar.
+    let cleanup = stored.option("--older-than", "7d").option("--batch-rows", "400").option("--pause", "50ms");
+    let shown = |command: RelayCommand| {
+        old(&sql, 20_000);
+        publish_all(&world, "[]");
+        let output = command.flag("--yes").at_terminal("");
+        let terminal = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{terminal}");
+        assert_eq!(sql.number("select count(*) from outbox"), 0, "{terminal}");
+        terminal
+    };
+    let terminal = shown(cleanup.clone().variable("NO_COLOR", "1"));
+    assert!(terminal.contains("/20,000 rows of public.outbox deleted, "), "{terminal:?}");
+    let (_, last) = terminal.rsplit_once("\x1b[2K").expect("a line that was cleared");
+    assert_eq!(last.trim(), "", "{terminal:?}");
+    let terminal = shown(cleanup.flag("--json"));
+    assert_eq!(terminal.trim(), "", "{terminal:?}");
+}
+
 #[test]
 fn a_row_inserted_during_a_drop_keeps_its_partition() {
     let world = partitioned();
