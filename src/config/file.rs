@@ -19,6 +19,8 @@ use crate::error::{Error, Errors, Kind, Remedy, Result};
 use crate::secret::Secret;
 
 const GROUP_OR_OTHERS_READ: u32 = 0o044;
+/// The flag that sets any key.
+const SET: &str = "set";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -37,6 +39,16 @@ impl fmt::Display for Origin {
             Origin::Flag(flag) => write!(f, "--{flag}"),
             Origin::Variable(name) => f.write_str(name),
             Origin::File { path, line } => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+impl Origin {
+    /// The origin with the key at `path`, for people. A flag and a variable of the key stand for the key.
+    pub(super) fn of(&self, path: &str) -> String {
+        match self {
+            Origin::Flag(SET) | Origin::File { .. } => format!("{self}: {path}"),
+            Origin::Flag(_) | Origin::Variable(_) => self.to_string(),
         }
     }
 }
@@ -92,7 +104,7 @@ impl<'a> Override<'a> {
                 continue;
             }
             let text = Secret::new(text_of(&value).unwrap_or_default());
-            into.push(Override { names, value, given: Given { text, origin: Origin::Flag("set") } });
+            into.push(Override { names, value, given: Given { text, origin: Origin::Flag(SET) } });
         }
     }
 }
@@ -163,7 +175,12 @@ impl Layer {
 
     /// An error that names the key at `path` and the origin of its value.
     pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl Into<Remedy>) -> Error {
-        Error::new(Kind::Config, format!("{}: {path} {cause}", self.origin(path))).remedy(remedy)
+        Error::new(Kind::Config, format!("{} {cause}", self.named(path))).remedy(remedy)
+    }
+
+    /// The key at `path` with the origin of its value, for people.
+    fn named(&self, path: &str) -> String {
+        self.get(path).map_or_else(|| format!("default: {path}"), |given| given.origin.of(path))
     }
 
     /// The value of the key at `path`, or its default; empty if there is neither.
@@ -189,7 +206,7 @@ impl Layer {
     /// The value of the key at `path`, parsed into its type.
     pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(&self, path: &str, allowed: &str) -> Result<T> {
         self.text(path).parse().map_err(|error| {
-            let cause = format!("{}: {path}: {error}", self.origin(path));
+            let cause = format!("{}: {error}", self.named(path));
             Error::new(Kind::Config, cause).remedy(format_args!("write {allowed}"))
         })
     }
@@ -304,8 +321,8 @@ impl<'a> Reader<'a> {
             if let Some(own) = own {
                 let (path, text) = (over.path(), over.given.text.expose());
                 let cause = format!(
-                    "{}: {path} is {text:?} for every outbox, and this [[outbox]] says {} ({})",
-                    over.given.origin,
+                    "{} is {text:?} for every outbox, and this [[outbox]] says {} ({})",
+                    over.given.origin.of(&path),
                     shown(own.get_ref()),
                     self.origin(own.span().start)
                 );
@@ -405,7 +422,8 @@ impl<'a> Reader<'a> {
         };
         // A number may be the password of a connection string.
         let shown = if path == "database.url" { "anything but text".to_owned() } else { shown(value) };
-        self.error(start, format_args!("{path} cannot be {shown}")).remedy(format_args!("write {expected}"))
+        let named = self.origin(start).of(&path);
+        Error::new(Kind::Config, format!("{named} cannot be {shown}")).remedy(format_args!("write {expected}"))
     }
 
     fn no_value(&self, start: usize, path: &str) -> Error {

@@ -337,8 +337,9 @@ impl Settings {
         ConnInfo::parse(url, &variable).map_err(|error| {
             let error = error.or_remedy("write it as postgres://USER@HOST:PORT/DATABASE").with_kind(Kind::Config);
             match self.get("database.url") {
-                Some(given) => error.about(&given.origin),
-                None => error,
+                // The text itself is refused, and not a variable beside it.
+                Some(given) if ConnInfo::parse(url, &|_| None).is_err() => error.about(&given.origin),
+                _ => error,
             }
         })
     }
@@ -754,6 +755,42 @@ mod tests {
     }
 
     #[test]
+    fn an_error_names_a_setting_once_as_it_was_given() {
+        let why = "\"Orders\" is not a slot name: only lower-case letters, digits and underscores are allowed";
+        let named = [("slot.name", "Orders".to_owned())];
+        let variable = environment(&[("WALRELAY_SLOT_NAME", "Orders")]);
+        let file = ConfigFile::new("w.toml", "[slot]\nname = \"Orders\"");
+        let mut set = ConfigFile::new("w.toml", "");
+        set.set = vec!["slot.name=Orders".to_owned()];
+        let (no_flag, none) = (Flags::new(), Environment::new());
+        for (flags, environment, file, origin) in [
+            (&Flags::from(named), &none, None, "--slot"),
+            (&no_flag, &variable, None, "WALRELAY_SLOT_NAME"),
+            (&no_flag, &none, Some(&file), "w.toml:2: slot.name"),
+            (&no_flag, &none, Some(&set), "--set: slot.name"),
+        ] {
+            let error = Settings::new(flags, environment, file).unwrap().slot().unwrap_err();
+            assert_eq!(error.to_string(), format!("{origin}: {why}"));
+        }
+        let mode = Settings::new(&no_flag, &environment(&[("WALRELAY_SLOT_MODE", "pull")]), None).unwrap_err();
+        assert_eq!(mode.to_string(), "WALRELAY_SLOT_MODE cannot be \"pull\"");
+    }
+
+    #[test]
+    fn a_refused_variable_of_libpq_is_named_without_the_connection_string() {
+        let database = |url: &str, variable| {
+            let flags = Flags::from([("database.url", url.to_owned())]);
+            Settings::new(&flags, &environment(&[variable]), None).unwrap().database().unwrap_err().to_string()
+        };
+        let refused = database("host=db user=relay", ("PGSERVICE", "shop"));
+        assert_eq!(refused, "the variable PGSERVICE cannot be used");
+        assert!(
+            database("host=db user=relay", ("PGPORT", "x")).starts_with("a port of the Postgres connection is not")
+        );
+        assert!(database("host=db user=relay port=x", ("PGHOST", "a")).starts_with("--database-url: a port"));
+    }
+
+    #[test]
     fn set_beats_variables_and_the_file_with_the_keys_and_errors_of_the_file() {
         let settings = |set: &[&str]| {
             let text = "[route]\ntopic = 'file'\n[kafka.properties]\nlinger.ms = 1";
@@ -864,10 +901,7 @@ mod tests {
         let error = Settings::new(&Flags::new(), &topic("y"), Some(&file)).unwrap_err();
         assert_eq!(
             (error.kind(), error.cause()),
-            (
-                Kind::Config,
-                "WALRELAY_ROUTE_TOPIC: route.topic is \"y\" for every outbox, and this [[outbox]] says \"x\" (w.toml:3)"
-            )
+            (Kind::Config, "WALRELAY_ROUTE_TOPIC is \"y\" for every outbox, and this [[outbox]] says \"x\" (w.toml:3)")
         );
         assert_eq!(error.what_to_do().as_deref(), Some("remove one of the two"));
         // An outbox that sets the same value, or none, has the variable's value.
@@ -880,10 +914,7 @@ mod tests {
         let one = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'");
         let outboxes = |flags| Settings::new(&flags, &Environment::new(), Some(&one))?.outboxes();
         let error = outboxes(flags("x")).unwrap_err();
-        assert_eq!(
-            error.cause(),
-            "--table: outbox.table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)"
-        );
+        assert_eq!(error.cause(), "--table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)");
         assert_eq!(outboxes(flags("a")).unwrap().len(), 1);
     }
 
