@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use crate::clock::now_us;
-use crate::config::Config;
+use crate::config::{Config, SinkKind};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::postgres::sql::SqlSession;
 use crate::state::Stored;
@@ -66,9 +66,10 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
     let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
+    let brokers = (config.sink == SinkKind::Kafka).then_some(config.kafka.brokers.as_str());
     tracing::info!(
         event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,
-        database = config.source.database.describe(), brokers = config.kafka.brokers,
+        database = config.source.database.describe(), brokers,
         mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised, "starting"
     );
     let mut relay = Relay::new(config, telemetry)?;
