@@ -177,6 +177,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.ask(act, &command, made).await
     }
 
+    /// Creates a slot that ends with this session, and makes it the slot of the session. The slot has all commits after the
+    /// call. The server waits for running transactions, as in [`WalSession::create_slot`].
+    pub(crate) async fn create_temporary_slot(&mut self) -> Result<()> {
+        let name = format!("walrelay_tail_{}", self.backend_pid().await?);
+        self.slot = name.parse().map_err(|error| Error::new(Kind::Bug, error))?;
+        let what = format!("creating temporary slot {name}");
+        let command =
+            format!("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT", quote_ident(&name)?);
+        self.session.query(While::Querying(&what), &command).await.map(|_| ())
+    }
+
     async fn ask<T>(&mut self, act: While<'_>, statement: &str, read: impl Fn(&[Row]) -> Option<T>) -> Result<T> {
         let rows = self.session.query(act, statement).await?;
         read(&rows).ok_or_else(|| fault::protocol(act, format_args!("the answer to {statement} is not as documented")))

@@ -43,8 +43,8 @@ mod transaction;
 mod write_back;
 
 pub(crate) use self::jobs::RetentionLimit;
-pub(crate) use self::recovery::can_be_read;
-pub(crate) use self::session::polls_because;
+pub(crate) use self::recovery::{can_be_read, which};
+pub(crate) use self::session::{polls_because, slot_now};
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;

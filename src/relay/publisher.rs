@@ -488,7 +488,7 @@ impl<S: Sink> Publisher<S> {
             false => self.sink.enqueue(record, ticket)?,
         }
         event.refusing = self.quarantine.topics.refusing(record.topic);
-        Ok(bytes_of(record))
+        Ok(record.bytes())
     }
 
     /// The sink has the record of this event.
@@ -838,13 +838,6 @@ fn waiting_as(event: &ParkedEvent) -> ParkedRef {
     let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
     ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
-}
-
-/// What a record counts against the limit on bytes in flight.
-fn bytes_of(record: &Record<'_>) -> usize {
-    let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
-    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
-    length(record.key) + length(record.value) + headers
 }
 
 /// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.

@@ -262,7 +262,7 @@ fn backlog(config: &Config) -> Rows {
 }
 
 /// Which rows of this outbox's table are read; `None`: no row.
-pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox: &OutboxConfig) -> Option<Which<'a>> {
+pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox: &OutboxConfig) -> Option<Which<'a>> {
     match rows {
         Rows::None => None,
         Rows::All => Some(Which::All),

@@ -420,7 +420,7 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
     }
 }
 
-fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
+pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
     SlotNow {
         name: config.source.slot.to_string(),

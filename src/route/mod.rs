@@ -26,3 +26,12 @@ pub struct Record<'a> {
     /// Milliseconds since the Unix epoch; `None` selects the time of production.
     pub timestamp_ms: Option<i64>,
 }
+
+impl Record<'_> {
+    /// The bytes of key, value and headers. They count against the limit on bytes in flight.
+    pub(crate) fn bytes(&self) -> usize {
+        let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
+        length(self.key) + length(self.value) + headers
+    }
+}

@@ -14,6 +14,7 @@ pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
 pub(crate) use kafka::topic_reader::RECORDS_MAX as READ_BACK_RECORDS_MAX;
 pub use stdout::StdoutSink;
+pub(crate) use stdout::{json_of, printed};
 
 use crate::config::{Config, SinkKind};
 use crate::error::{Error, Kind, Result};

@@ -124,14 +124,15 @@ fn unwritable(error: &std::io::Error) -> Error {
         .remedy("start walrelay again with a reader that stays; it writes the events that are not confirmed")
 }
 
-fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {
-    let header = |(name, value): &(&str, Option<&[u8]>)| ((*name).to_owned(), shown(*value));
+/// The line of a record.
+pub(crate) fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {
+    let header = |(name, value): &(&str, Option<&[u8]>)| ((*name).to_owned(), json_of(*value));
     let printed = Printed {
         topic: record.topic,
         partition: record.partition,
-        key: shown(record.key),
+        key: json_of(record.key),
         headers: record.headers.iter().map(header).collect(),
-        value: shown(record.value),
+        value: json_of(record.value),
         timestamp_ms: record.timestamp_ms,
     };
     let mut line = serde_json::to_vec(&printed).map_err(|error| Error::new(Kind::Bug, error))?;
@@ -139,7 +140,8 @@ fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-fn shown(bytes: Option<&[u8]>) -> Value {
+/// Bytes as JSON: text, an object with hexadecimal digits, or `null`.
+pub(crate) fn json_of(bytes: Option<&[u8]>) -> Value {
     let Some(bytes) = bytes else { return Value::Null };
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),

@@ -1,0 +1,339 @@
+//! Reads the events of a slot as a relay does, and consumes none: for `pending` and `tail`.
+//!
+//! The server sends the changes to a walsender session, as it sends them to a relay. A session on the slot of a relay
+//! confirms nothing, so the slot stays where it is. `pg_logical_slot_peek_binary_changes` needs the same rights and
+//! occupies the slot likewise, and the server would store all changes before it returns the first.
+
+use std::future::Future;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::cli::config::{self, RelaySettings, flags};
+use crate::cli::output::{note, warn};
+use crate::config::{Config, OutboxConfig, SlotName, SourceConfig, StoreKind};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
+use crate::event::{Assembler, BaseTypes, Event, Step};
+use crate::position::{Lsn, Position};
+use crate::postgres::replication::{SystemIdentity, TimelineSwitch, WalSession};
+use crate::postgres::sql::SqlSession;
+use crate::relay::slot_now;
+use crate::route::Router;
+use crate::source::feedback::{Action, Feedback};
+use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
+use crate::source::{Status, WalMessage, WalStream, judge_notice};
+use crate::state::check::reconcile;
+use crate::state::{self, ServerIdentity, Stored};
+
+/// The longest wait for the stored position: the operator may ask because Kafka is down.
+const STORED_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time after which the operator is told why a temporary slot is not ready.
+const SLOT_PATIENCE: Duration = Duration::from_secs(2);
+/// The longest wait until the slot is free again.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct PeekArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub relay: RelaySettings,
+    /// The publication; walrelay_SLOT by default
+    #[arg(long, value_name = "PUBLICATION")]
+    pub publication: Option<String>,
+    /// The store of the position
+    #[arg(long, value_name = "STORE")]
+    pub state_store: Option<StoreKind>,
+}
+
+/// The slot, with a session on its server and the facts about both.
+pub(super) struct Subject {
+    pub(super) source: SourceConfig,
+    pub(super) outboxes: Vec<OutboxConfig>,
+    /// The configuration of the slot's relay. Its faults, such as missing brokers, hide only the stored position.
+    pub(super) relay: Result<Config>,
+    pub(super) sql: SqlSession,
+    pub(super) facts: Facts,
+}
+
+impl Subject {
+    pub(super) async fn look(args: &PeekArgs, command: &str) -> Result<Subject> {
+        let settings = config::settings(&flags(args), &args.relay.common.file)?;
+        warn(settings.warnings());
+        let relay = config::config(&settings, false);
+        let (mut source, outboxes) = match &relay {
+            Ok(config) => (config.source.clone(), config.outboxes.clone()),
+            Err(_) => both(settings.source(), settings.outboxes())?,
+        };
+        source.messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+        let sql = SqlSession::connect(&source.database, &format!("walrelay {command}")).await?;
+        let facts = inspect(sql.client(), &source.slot, &source.publication, &outboxes).await?;
+        Ok(Subject { source, outboxes, relay, sql, facts })
+    }
+
+    async fn stored(&self, notes: &mut Vec<String>) -> Option<Stored> {
+        let load = async { state::load(self.relay.as_ref().map_err(Clone::clone)?).await };
+        let cause = match timeout(STORED_TIMEOUT, load).await {
+            Ok(Ok(stored)) => return stored,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "Kafka does not answer".to_owned(),
+        };
+        notes.push(format!(
+            "the stored position is not known ({cause}): events that are delivered and not confirmed are included"
+        ));
+        None
+    }
+
+    /// The position at which a relay would continue. Without a stored one that fits, the slot's.
+    fn start(
+        &self,
+        stored: Option<&Stored>,
+        server: &SystemIdentity,
+        history: &[TimelineSwitch],
+        notes: &mut Vec<String>,
+    ) -> Position {
+        let slot = self.facts.slot.as_ref();
+        let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
+        let (Some(stored), Ok(config)) = (stored, &self.relay) else { return Position::at(confirmed) };
+        if stored.catch_up.is_some() {
+            notes.push("a relay first reads rows of the table, and these are not included".to_owned());
+        }
+        let slot = slot_now(config, &self.facts, confirmed);
+        let now = ServerIdentity { system_identifier: server.system_identifier.clone(), timeline: server.timeline };
+        match reconcile(Some(stored), &now, &slot, server.xlogpos, history, false) {
+            Ok(start) => {
+                notes.extend(start.notes);
+                start.position
+            }
+            Err(error) => {
+                notes.push(format!("the stored position does not fit, and everything in the slot is included: {error}"));
+                Position::at(confirmed)
+            }
+        }
+    }
+}
+
+/// A stream of the events of one slot. Nothing is consumed from the slot of a relay.
+pub(super) struct Peek {
+    stream: WalStream,
+    feedback: Feedback,
+    assembler: Assembler,
+    /// Announces the server's shutdown, which would wait for the stream.
+    sql: SqlSession,
+    source: SourceConfig,
+    /// With the columns that describe an event, where the table has them.
+    outboxes: Vec<OutboxConfig>,
+    /// The events after this position are read.
+    start: Position,
+    /// The events that commit before this LSN are read. Without it, the reading has no end.
+    until: Option<Lsn>,
+    server: SystemIdentity,
+}
+
+impl Peek {
+    /// Begins to read what the slot has now, without events that are known to be delivered. Adds to `notes` what is not
+    /// known.
+    ///
+    /// # Errors
+    /// [`Kind::SlotActive`] while another session has the slot, and those with which a relay would end.
+    pub(super) async fn at_slot(subject: Subject, notes: &mut Vec<String>) -> Result<Peek> {
+        let (source, facts) = (&subject.source, &subject.facts);
+        judge_backlog(facts, &source.slot, &source.publication, &subject.outboxes)?;
+        if facts.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some()) {
+            return Err(in_use(&source.slot));
+        }
+        // Before the slot is occupied: Kafka may take long to answer.
+        let stored = subject.stored(notes).await;
+        let mut wal = WalSession::connect(&source.database, source).await?;
+        let server = wal.identify_system().await?;
+        let history = wal.timeline_history(server.timeline).await?;
+        let start = subject.start(stored.as_ref(), &server, &history, notes);
+        let until = Some(server.xlogpos);
+        Peek::begin(subject, wal, Range { start, until, server }).await
+    }
+
+    /// Begins to read what commits from now on, through a slot that ends with this session.
+    pub(super) async fn from_now(subject: Subject) -> Result<Peek> {
+        let source = &subject.source;
+        judge(&subject.facts.with_slot(), &source.slot, &source.publication, &subject.outboxes)?;
+        let mut wal = WalSession::connect(&source.database, source).await?;
+        let server = wal.identify_system().await?;
+        {
+            let mut created = std::pin::pin!(wal.create_temporary_slot());
+            match timeout(SLOT_PATIENCE, &mut created).await {
+                Ok(created) => created?,
+                Err(_) => {
+                    note("waiting for the end of all transactions that run now: only then the server can begin");
+                    created.await?;
+                }
+            }
+        }
+        Peek::begin(subject, wal, Range { start: Position::default(), until: None, server }).await
+    }
+
+    async fn begin(subject: Subject, wal: WalSession, range: Range) -> Result<Peek> {
+        let Subject { source, mut outboxes, sql, facts, .. } = subject;
+        let Range { start, until, server } = range;
+        let started = WalStream::start(wal, &source.publication, source.max_message_bytes).await;
+        let stream = started.map_err(|error| match error.kind() {
+            Kind::SlotActive => in_use(&source.slot),
+            _ => error,
+        })?;
+        for outbox in outboxes.iter_mut().filter(|outbox| outbox.source.table().is_some()) {
+            let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
+            // A table may lack columns that only the row key needs.
+            outbox.name_rows_by(&described, None);
+        }
+        let mut assembler = Assembler::new(&outboxes, start);
+        let tables = outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
+        let oids = tables.zip(&facts.catalogs).filter_map(|((number, _), now)| Some((now.table.as_ref()?.oid, number)));
+        let bases = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types).map(|(oid, base)| (*oid, *base));
+        // A type that is created meanwhile counts as no domain.
+        let base_types = BaseTypes::new(bases.collect(), Lsn::new(u64::MAX));
+        assembler.set_catalog(oids.collect(), base_types);
+        let feedback = Feedback::new(source.wal_sender_timeout, Instant::now());
+        Ok(Peek { stream, feedback, assembler, sql, source, outboxes, start, until, server })
+    }
+
+    pub(super) fn outboxes(&self) -> &[OutboxConfig] {
+        &self.outboxes
+    }
+
+    pub(super) fn slot(&self) -> &SlotName {
+        &self.source.slot
+    }
+
+    /// The range of the events. Without an end, the reading goes on.
+    pub(super) fn range(&self) -> (Lsn, Option<Lsn>) {
+        (self.start.end_lsn, self.until)
+    }
+
+    /// By outbox, what makes the records that a relay would publish.
+    pub(super) fn routers(&self) -> Result<Vec<Router>> {
+        let router = |outbox| {
+            let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+            router.set_origin(&self.server.system_identifier, self.server.timeline);
+            Ok(router)
+        };
+        self.outboxes.iter().map(router).collect()
+    }
+
+    /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
+    ///
+    /// # Errors
+    /// Those of `take`, and those with which a session of a relay would end.
+    pub(super) async fn read(&mut self, take: &mut (dyn FnMut(&Event<'_>) -> Result<()> + Send)) -> Result<bool> {
+        let look_at = self.answer()?;
+        let waited = tokio::select! {
+            biased;
+            ended = self.sql.closed() => Err(ended.error().clone()),
+            io = self.stream.ready_io(true) => io,
+            () = sleep_until(look_at) => return Ok(true),
+        };
+        if waited.as_ref().is_ok_and(|io| io.received_bytes > 0) {
+            self.feedback.heard(Instant::now());
+        }
+        // What arrived before the end of the connection counts, and may name the reason.
+        let is_over = self.take(take)?;
+        waited.map(|_| !is_over)
+    }
+
+    /// Drives `work`, such as a write to a slow reader, and sends status updates meanwhile.
+    pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> Result<T> {
+        let mut work = std::pin::pin!(work);
+        self.feedback.set_reading(false, Instant::now());
+        let done = loop {
+            let look_at = self.answer()?;
+            tokio::select! {
+                biased;
+                done = &mut work => break done,
+                ended = self.sql.closed() => return Err(ended.error().clone()),
+                flushed = self.stream.flush_output(), if self.stream.has_output() => flushed?,
+                () = sleep_until(look_at) => {}
+            }
+        };
+        self.feedback.set_reading(true, Instant::now());
+        Ok(done)
+    }
+
+    /// Ends the stream, and waits until the slot is free.
+    pub(super) async fn end(self) {
+        let last = Status { received: self.confirmed(), confirmed: self.confirmed(), reply_requested: false };
+        // A server that does not answer frees the slot by itself, later.
+        drop(self.stream.finish(last, Instant::now() + END_TIMEOUT).await);
+    }
+
+    /// What the server may forget: nothing of a relay's slot, everything of the slot that ends with the session.
+    fn confirmed(&self) -> Lsn {
+        if self.until.is_some() { Lsn::ZERO } else { self.stream.received() }
+    }
+
+    /// Queues a status update where one is due. Returns when to look again.
+    fn answer(&mut self) -> Result<Instant> {
+        let (now, confirmed) = (Instant::now(), self.confirmed());
+        match self.feedback.action(now, confirmed) {
+            Action::Wait(until) => Ok(until),
+            Action::Send { reply_requested } => {
+                self.stream.queue_status(Status { received: confirmed, confirmed, reply_requested });
+                self.feedback.sent(now, confirmed, reply_requested);
+                Ok(now)
+            }
+            Action::Dead { silence } => {
+                let cause = format!("Postgres has sent nothing for {} ms, although a reply was requested", silence.as_millis());
+                Err(Error::new(Kind::PostgresUnreachable, cause))
+            }
+        }
+    }
+
+    /// Takes the messages that have arrived. `true` after the last event of the range.
+    fn take(&mut self, take: &mut (dyn FnMut(&Event<'_>) -> Result<()> + Send)) -> Result<bool> {
+        let Peek { stream, assembler, source, feedback, until, .. } = self;
+        let is_end = |lsn: Lsn| until.is_some_and(|until| lsn >= until);
+        while let Some(message) = stream.next(assembler.open_transaction())? {
+            match message {
+                WalMessage::Data { wal_start, body, .. } => {
+                    match assembler.feed(body, wal_start).map_err(|error| error.into_error(&source.slot))? {
+                        Step::Begin { commit_lsn: lsn, .. } | Step::Commit { end_lsn: lsn, .. } if is_end(lsn) => {
+                            return Ok(true);
+                        }
+                        Step::Event(event) => take(&event)?,
+                        Step::Nothing | Step::Begin { .. } | Step::Commit { .. } | Step::Relation { .. } => {}
+                    }
+                }
+                WalMessage::Keepalive { wal_end, reply_requested } => {
+                    if reply_requested {
+                        feedback.reply_requested();
+                    }
+                    if is_end(wal_end) {
+                        return Ok(true);
+                    }
+                }
+                WalMessage::Notice(notice) => judge_notice(&notice, source)?,
+                WalMessage::ParameterStatus { .. } => {}
+                WalMessage::CopyDone => {
+                    let cause = format!("slot {}: the server ended the stream", source.slot);
+                    return Err(Error::new(Kind::PostgresUnreachable, cause));
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The events to read, and the server that has them.
+struct Range {
+    start: Position,
+    until: Option<Lsn>,
+    server: SystemIdentity,
+}
+
+fn in_use(slot: &SlotName) -> Error {
+    let cause = format!("slot {slot} is in use, and Postgres gives a slot to one session at a time");
+    Error::new(Kind::SlotActive, cause).remedy(
+        Remedy::from(NextCommand::new("status").option("slot", slot))
+            .and(" and the metrics of the relay show its lag; ")
+            .and(NextCommand::new("tail").option("slot", slot).flag("follow"))
+            .and(" prints what commits from now on, beside the relay; or stop the relay first"),
+    )
+}
