@@ -22,6 +22,8 @@ mod import;
 mod init;
 mod nagios;
 mod output;
+mod peek;
+mod pending;
 mod progress;
 mod replay;
 mod setup;
@@ -29,6 +31,7 @@ mod slot_watch;
 mod sql;
 mod status;
 mod steps;
+mod tail;
 mod teardown;
 mod undelivered;
 mod verify;
@@ -42,10 +45,12 @@ use exporter::ExporterArgs;
 use import::ImportArgs;
 use init::InitArgs;
 use output::{Failure, Form, Outcome, Output, error_in, print, shell_word};
+use pending::PendingArgs;
 use replay::ReplayArgs;
 use setup::SetupArgs;
 use slot_watch::SlotWatch;
 use status::StatusArgs;
+use tail::TailArgs;
 use teardown::TeardownArgs;
 use undelivered::{DeadLetters, Parked, UndeliveredCommand};
 use verify::VerifyArgs;
@@ -66,10 +71,16 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Outbox and slot", &["slot", "all-slots", "publication", "table", "mode", "backlog", "adopt-slot"]),
     ("Delivery", &["sink", "on-error", "guarantee", "state-store", "shutdown-timeout"]),
     ("Lost slots and WAL", &["on-slot-loss", "max-retained-bytes", "over-budget"]),
-    ("Selection", &["id", "aggregate", "class", "topic", "outbox", "since", "until", "older-than", "where", "all"]),
+    (
+        "Selection",
+        &["id", "aggregate", "class", "topic", "type", "outbox", "since", "until", "older-than", "where", "all"],
+    ),
     (
         "Output",
-        &["http", "json", "limit", "log", "log-format", "nagios", "no-body", "output", "payload", "unknown", "watch"],
+        &[
+            "http", "json", "limit", "log", "log-format", "nagios", "no-body", "output", "payload", "show", "lines",
+            "unknown", "watch",
+        ],
     ),
 ];
 
@@ -117,6 +128,12 @@ pub(crate) enum Command {
     /// Show the state of the slot and its relay
     #[command(after_help = status::HELP)]
     Status(StatusArgs),
+    /// Count and show the events of the slot that are not delivered, without consuming them
+    #[command(after_help = pending::HELP)]
+    Pending(PendingArgs),
+    /// Print records as a relay would publish them, without consuming their events
+    #[command(after_help = tail::HELP)]
+    Tail(TailArgs),
     /// Check Postgres and Kafka for a relay, and print what mends each fault
     #[command(after_help = doctor::HELP)]
     Doctor(DoctorArgs),
@@ -311,6 +328,8 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Setup(args) => setup::setup(args).await,
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
+        Command::Pending(args) => Box::pin(pending::pending(args)).await,
+        Command::Tail(args) => Box::pin(tail::tail(args)).await,
         Command::Doctor(args) => Box::pin(doctor::doctor(args, complete)).await,
         Command::Exporter(args) => exporter::exporter(args).await,
         Command::Cleanup(args) => cleanup::cleanup(args).await,
@@ -452,6 +471,8 @@ mod tests {
             &["walrelay", "status", "--nagios", "--watch"],
             &["walrelay", "status", "--nagios", "--json"],
             &["walrelay", "status", "--nagios", "--output", "table"],
+            &["walrelay", "pending", "--show", "10001"],
+            &["walrelay", "tail", "-n", "0"],
         ] {
             let error = Cli::try_parse_from(typed).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{typed:?}");
@@ -538,6 +559,8 @@ mod tests {
           setup         Check the server, then create publication and slot, and on request table and column
           teardown      Drop the slot and its publication, never the table
           status        Show the state of the slot and its relay
+          pending       Count and show the events of the slot that are not delivered, without consuming them
+          tail          Print records as a relay would publish them, without consuming their events
           doctor        Check Postgres and Kafka for a relay, and print what mends each fault
           exporter      Serve the metrics of the slot while no relay runs
           cleanup       Delete old published rows without blocking other sessions

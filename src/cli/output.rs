@@ -20,6 +20,16 @@ pub(crate) enum Failure {
     ExitCode(u8),
 }
 
+impl Failure {
+    /// The end of a command that cannot write to standard output.
+    pub(crate) fn of_stdout(error: io::Error) -> Failure {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::PipeClosed;
+        }
+        Error::new(Kind::Prerequisite, format!("standard output cannot be written: {error}")).into()
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Failure::Error(error)
@@ -40,12 +50,7 @@ pub(crate) fn print(text: &str) -> Outcome {
 pub(crate) fn print_to_reader(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return Failure::PipeClosed;
-        }
-        Error::new(Kind::Prerequisite, format!("standard output cannot be written: {error}")).into()
-    })
+    written.map_err(Failure::of_stdout)
 }
 
 pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {

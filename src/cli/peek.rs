@@ -223,7 +223,7 @@ impl Peek {
     ///
     /// # Errors
     /// Those of `take`, and those with which a session of a relay would end.
-    pub(super) async fn read(&mut self, take: &mut (dyn FnMut(&Event<'_>) -> Result<()> + Send)) -> Result<bool> {
+    pub(super) async fn read(&mut self, take: &mut dyn FnMut(&Event<'_>) -> Result<()>) -> Result<bool> {
         let look_at = self.answer()?;
         let waited = tokio::select! {
             biased;
@@ -287,7 +287,7 @@ impl Peek {
     }
 
     /// Takes the messages that have arrived. `true` after the last event of the range.
-    fn take(&mut self, take: &mut (dyn FnMut(&Event<'_>) -> Result<()> + Send)) -> Result<bool> {
+    fn take(&mut self, take: &mut dyn FnMut(&Event<'_>) -> Result<()>) -> Result<bool> {
         let Peek { stream, assembler, source, feedback, until, .. } = self;
         let is_end = |lsn: Lsn| until.is_some_and(|until| lsn >= until);
         while let Some(message) = stream.next(assembler.open_transaction())? {

@@ -1,0 +1,167 @@
+//! `walrelay tail`: records as a relay would publish them, without consuming an event.
+
+use clap::Args;
+use tokio::io::{AsyncWriteExt as _, Stdout};
+
+use crate::cli::output::{Failure, Outcome, warn};
+use crate::cli::peek::{Peek, PeekArgs, Subject};
+use crate::config::{OutboxConfig, SlotName};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::event::Event;
+use crate::relay::polls_because;
+use crate::relay::stop::{Stop, on_signals};
+use crate::route::{Record, Router};
+use crate::sink::printed;
+
+#[derive(Debug, Args)]
+pub(crate) struct TailArgs {
+    #[command(flatten)]
+    pub peek: PeekArgs,
+    /// Print the events that commit from now on, also beside a running relay; without it, those that wait in the slot
+    #[arg(long, short)]
+    pub follow: bool,
+    /// End after this number of records
+    #[arg(long, short = 'n', value_name = "RECORDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub lines: Option<u64>,
+    #[command(flatten)]
+    pub filter: Filter,
+}
+
+/// The conditions for events. An event has to match all of them.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Filter {
+    /// Events of one of these aggregates, by the record's key or the text of the column outbox.columns.aggregateid; can be
+    /// repeated
+    #[arg(long, value_name = "ID", num_args = 1..)]
+    pub aggregate: Vec<String>,
+    /// Events for one of these topics; can be repeated
+    #[arg(long, value_name = "TOPIC", num_args = 1..)]
+    pub topic: Vec<String>,
+    /// Events of one of these types, by the text of the column outbox.columns.type; can be repeated
+    #[arg(long = "type", value_name = "TYPE", num_args = 1..)]
+    pub event_type: Vec<String>,
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay tail --slot orders
+  walrelay tail --slot orders --follow --aggregate order-17
+  walrelay tail --slot orders -f -n 1 | jq -r .value
+  walrelay tail --config walrelay.toml -f --type OrderPlaced
+
+The command prints a line of JSON for each record, as run --sink stdout does, with its payload. It consumes nothing and does not ask Kafka for topics. Without --follow it prints what walrelay pending counts, and no other session may have the slot. With --follow it needs no slot and no relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that slot only while the command runs, and ends the command if its reader stops reading for long. The start waits for the end of running transactions. The role needs the rights of run, and --follow one of max_replication_slots.
+
+Exit codes:
+  0   all waiting events or --lines records are printed, or told to stop, or the reader has closed the pipe
+  2   the configuration is not valid
+  10  Postgres cannot be reached, or closed the connection (11: refuses)
+  12  the server is not fit for logical replication, or has no free slot
+  13  without --follow: a relay, or another session, has the slot
+  14  without --follow: the slot is missing, lost, or not walrelay's
+  15  publication or table do not fit
+  20  an event cannot be decoded, and those before it are printed";
+
+/// Prints records until there are no more, or until told to stop.
+pub(super) async fn tail(args: &TailArgs) -> Outcome {
+    let subject = Subject::look(&args.peek, "tail").await?;
+    let mut stop = on_signals()?;
+    let mut peek = if args.follow {
+        Box::pin(Peek::from_now(subject)).await?
+    } else {
+        if let Some(why) = polls_because(&subject.source, &subject.facts) {
+            return Err(no_slot(&subject.source.slot, &why).into());
+        }
+        let mut notes = Vec::new();
+        let peek = Box::pin(Peek::at_slot(subject, &mut notes)).await?;
+        warn(notes);
+        peek
+    };
+    let (outboxes, routers) = (peek.outboxes().to_vec(), peek.routers()?);
+    let left = args.lines.unwrap_or(u64::MAX);
+    let mut tail = Tail { outboxes, routers, filter: args.filter.clone(), left, lines: Vec::new() };
+    let mut stdout = tokio::io::stdout();
+    loop {
+        let read = tokio::select! {
+            biased;
+            () = stop.at_least(Stop::Drain) => break,
+            read = peek.read(&mut |event| tail.take(event)) => read,
+        };
+        let lines = std::mem::take(&mut tail.lines);
+        if !lines.is_empty() {
+            tokio::select! {
+                biased;
+                () = stop.at_least(Stop::Drain) => break,
+                written = peek.beside(write(&mut stdout, &lines)) => written??,
+            }
+        }
+        if !read? || tail.left == 0 {
+            break;
+        }
+    }
+    peek.end().await;
+    Ok(())
+}
+
+/// A slow reader does not block the task.
+async fn write(stdout: &mut Stdout, lines: &[u8]) -> Outcome {
+    let written = async {
+        stdout.write_all(lines).await?;
+        stdout.flush().await
+    };
+    written.await.map_err(Failure::of_stdout)
+}
+
+/// The lines of records that match.
+struct Tail {
+    outboxes: Vec<OutboxConfig>,
+    routers: Vec<Router>,
+    filter: Filter,
+    /// The number of records to print.
+    left: u64,
+    lines: Vec<u8>,
+}
+
+impl Tail {
+    fn take(&mut self, event: &Event<'_>) -> Result<()> {
+        let found = self.outboxes.get(event.outbox).zip(self.routers.get_mut(event.outbox));
+        let (outbox, router) = found.ok_or_else(|| Error::new(Kind::Bug, "an event of no configured outbox"))?;
+        if self.left == 0 {
+            return Ok(());
+        }
+        let line = match router.route(event) {
+            Ok(routed) => routed.with_record(|record| match self.filter.matches(event, outbox, record) {
+                true => printed(record).map(Some),
+                false => Ok(None),
+            })?,
+            Err(error) => {
+                warn([format!("this event cannot be routed: {error}")]);
+                None
+            }
+        };
+        if let Some(line) = line {
+            self.lines.extend(line);
+            self.left -= 1;
+        }
+        Ok(())
+    }
+}
+
+impl Filter {
+    fn matches(&self, event: &Event<'_>, outbox: &OutboxConfig, record: &Record<'_>) -> bool {
+        let column = |name: &str| outbox.index_of(name).and_then(|place| event.row.get(place));
+        let is_one = |wanted: &[String], value: Option<&[u8]>| wanted.iter().any(|it| Some(it.as_bytes()) == value);
+        let Filter { aggregate, topic, event_type } = self;
+        let is_aggregate = || is_one(aggregate, record.key) || is_one(aggregate, column(&outbox.aggregate_id));
+        (aggregate.is_empty() || is_aggregate())
+            && (topic.is_empty() || topic.iter().any(|topic| topic == record.topic))
+            && (event_type.is_empty() || is_one(event_type, column(&outbox.event_type)))
+    }
+}
+
+fn no_slot(slot: &SlotName, why: &str) -> Error {
+    let cause = format!("a relay of slot {slot} reads the table, and no slot has its events: {why}");
+    let pending = NextCommand::new("pending").option("slot", slot);
+    Error::new(Kind::SlotUnusable, cause).remedy(
+        Remedy::from(pending).and(" counts the unpublished rows; with --follow, tail prints what commits from now on"),
+    )
+}
