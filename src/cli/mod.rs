@@ -78,8 +78,19 @@ const GROUPS: [(&str, &[&str]); 7] = [
     (
         "Output",
         &[
-            "http", "json", "limit", "log", "log-format", "nagios", "no-body", "output", "payload", "show", "lines",
-            "unknown", "watch",
+            "http",
+            "json",
+            "limit",
+            "log",
+            "log-format",
+            "nagios",
+            "no-body",
+            "output",
+            "payload",
+            "show",
+            "lines",
+            "unknown",
+            "watch",
         ],
     ),
 ];

@@ -107,7 +107,8 @@ impl Subject {
                 start.position
             }
             Err(error) => {
-                notes.push(format!("the stored position does not fit, and everything in the slot is included: {error}"));
+                notes
+                    .push(format!("the stored position does not fit, and everything in the slot is included: {error}"));
                 Position::at(confirmed)
             }
         }
@@ -176,10 +177,8 @@ impl Peek {
         let Subject { source, mut outboxes, sql, facts, .. } = subject;
         let Range { start, until, server } = range;
         let started = WalStream::start(wal, &source.publication, source.max_message_bytes).await;
-        let stream = started.map_err(|error| match error.kind() {
-            Kind::SlotActive => in_use(&source.slot),
-            _ => error,
-        })?;
+        let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
+        let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
         for outbox in outboxes.iter_mut().filter(|outbox| outbox.source.table().is_some()) {
             let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
             // A table may lack columns that only the row key needs.
@@ -280,7 +279,8 @@ impl Peek {
                 Ok(now)
             }
             Action::Dead { silence } => {
-                let cause = format!("Postgres has sent nothing for {} ms, although a reply was requested", silence.as_millis());
+                let cause =
+                    format!("Postgres has sent nothing for {} ms, although a reply was requested", silence.as_millis());
                 Err(Error::new(Kind::PostgresUnreachable, cause))
             }
         }

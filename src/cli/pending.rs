@@ -5,15 +5,13 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::output::{
-    Outcome, Output, ProgressReporter, age, aligned, cell, counted, notes, print_report, time,
-};
+use crate::cli::output::{Outcome, Output, ProgressReporter, age, aligned, cell, counted, notes, print_report, time};
 use crate::cli::peek::{Peek, PeekArgs, Subject};
 use crate::clock::now_us;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::event::{Event, Shown as Id};
+use crate::event::Event;
 use crate::poll::select::extent;
 use crate::poll::{Reader, Selection, table_facts};
 use crate::position::Lsn;
@@ -82,7 +80,10 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let read = loop {
         match peek.read(&mut |event| tally.add(event)).await {
             Ok(true) => reporter.report(|| tally.progress()),
-            Ok(false) => break Ok(peek.end().await),
+            Ok(false) => {
+                peek.end().await;
+                break Ok(());
+            }
             Err(error) => break Err(error),
         }
     };
@@ -357,8 +358,94 @@ async fn polled(subject: Subject, why: &str) -> Result<Report> {
 fn known(stored: Option<&Stored>) -> Result<Stored> {
     stored.cloned().ok_or_else(|| {
         let cause = "no position is stored, so walrelay cannot tell which rows of the table are published";
-        Error::new(Kind::PositionMismatch, cause).remedy(
-            Remedy::from("compare the table with the topics: ").and(NextCommand::new("verify")),
-        )
+        Error::new(Kind::PositionMismatch, cause)
+            .remedy(Remedy::from("compare the table with the topics: ").and(NextCommand::new("verify")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::tests::{COLUMNS, Lab, outbox};
+
+    const NOON_US: i64 = 1_772_366_400_000_000;
+    const HOUR_MS: i64 = 3_600_000;
+
+    fn tally(shown_max: usize, with_payload: bool) -> Tally {
+        let mut outbox = outbox();
+        let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
+        outbox.name_rows_by(&described, None);
+        let routers = vec![Router::new(&outbox).unwrap()];
+        let (from_lsn, to_lsn) = (Some(Lsn::new(0x10)), Some(Lsn::new(0x100)));
+        let report = Report { slot: "orders".to_owned(), from_lsn, to_lsn, ..Report::default() };
+        Tally { outboxes: vec![outbox], routers, shown_max, with_payload, groups: BTreeMap::new(), report }
+    }
+
+    fn add(tally: &mut Tally, id: &str, aggregate_type: &str, minutes: i64) {
+        let values = [id, aggregate_type, "o-1", "OrderPlaced", "{\"card\": \"canary\"}"].map(Some);
+        let lab = Lab::new(&tally.outboxes[0], &COLUMNS, &values);
+        let event = Event { committed_at_us: NOON_US + minutes * 60_000_000, xid: Some(7), ..lab.event() };
+        tally.add(&event).unwrap();
+    }
+
+    #[test]
+    fn events_are_counted_by_type_and_topic_and_the_first_ones_are_shown() {
+        let mut tally = tally(2, false);
+        for (number, (aggregate_type, minutes)) in [("a b", 3), ("order", 1), ("order", 2)].into_iter().enumerate() {
+            add(&mut tally, &format!("{number}"), aggregate_type, minutes);
+        }
+        let report = tally.finished(true);
+        insta::assert_snapshot!(report.text(NOON_US / 1_000 + HOUR_MS), @r#"
+        slot    orders
+        range   after 0/10 up to 0/100
+        events  3, and 1 of them cannot be routed
+        size    86 B
+        oldest  2026-03-01T12:01:00.000Z, 59m ago
+
+        outbox         aggregate type  topic               events  size  oldest
+        public.outbox  order           outbox.event.order  2       86 B  59m
+        public.outbox  a b             -                   1       0 B   57m
+
+        id  aggregate  type         topic               committed at              commit LSN  index  xid  size
+        0   o-1        OrderPlaced  -                   2026-03-01T12:03:00.000Z  0/64        3      7    -     cannot be routed: event at index 3 of the transaction at 0/64, row "0": template "outbox.event.{aggregatetype}" makes topic "outbox.event.a b", which holds other characters than a-z, A-Z, 0-9, dot, underscore and hyphen, which are all Kafka takes
+        1   o-1        OrderPlaced  outbox.event.order  2026-03-01T12:01:00.000Z  0/64        3      7    43 B
+        "#);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(
+            (&json["groups"][0]["topic"], &json["groups"][0]["bytes"]),
+            (&"outbox.event.order".into(), &86.into())
+        );
+        assert_eq!((&json["shown"][1]["type"], &json["complete"]), (&"OrderPlaced".into(), &true.into()));
+        assert!(!json.to_string().contains("canary") && json["oldest_age_seconds"].as_i64() > Some(0));
+    }
+
+    #[test]
+    fn a_payload_is_in_the_report_on_request_only() {
+        let mut tally = tally(1, true);
+        (0..2).for_each(|number| add(&mut tally, &format!("{number}"), "order", 0));
+        let report = tally.finished(false);
+        assert_eq!(report.shown[0].payload, Some("{\"card\": \"canary\"}".into()));
+        assert!(report.text(NOON_US / 1_000).contains("43 B  {\"card\": \"canary\"}\n"));
+        assert!(report.shown.len() == 1 && !report.complete);
+    }
+
+    #[test]
+    fn many_aggregate_types_share_a_group_after_the_first_thousand() {
+        let mut tally = tally(0, false);
+        (0..GROUPS_MAX + 5).for_each(|number| add(&mut tally, "1", &format!("type{number}"), 0));
+        let report = tally.finished(true);
+        assert_eq!((report.groups.len(), report.events), (GROUPS_MAX + 1, GROUPS_MAX as u64 + 5));
+        assert_eq!((report.groups[0].key.outbox.as_str(), report.groups[0].events), ("(others)", 5));
+    }
+
+    #[test]
+    fn a_report_without_events_or_of_a_table_has_no_empty_lines() {
+        let empty = tally(3, false).finished(true);
+        assert!(empty.text(0).ends_with("oldest  -\n"), "{}", empty.text(0));
+        let group = Group { events: 4, oldest_ms: Some(NOON_US / 1_000), ..Group::default() };
+        let report = Report { slot: "orders".to_owned(), ..Report::default() }.with_groups(vec![group]);
+        let text = report.text(NOON_US / 1_000);
+        assert!(text.starts_with("slot    orders\nevents  4\noldest  2026-03-01T12:00:00.000Z, 0s ago\n"), "{text}");
+        assert_eq!((report.bytes, empty.bytes), (None, Some(0)));
+    }
 }

@@ -81,10 +81,11 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
     let mut tail = Tail { outboxes, routers, filter: args.filter.clone(), left, lines: Vec::new() };
     let mut stdout = tokio::io::stdout();
     loop {
+        let mut take = |event: &Event<'_>| tail.take(event);
         let read = tokio::select! {
             biased;
             () = stop.at_least(Stop::Drain) => break,
-            read = peek.read(&mut |event| tail.take(event)) => read,
+            read = peek.read(&mut take) => read,
         };
         let lines = std::mem::take(&mut tail.lines);
         if !lines.is_empty() {
@@ -164,4 +165,51 @@ fn no_slot(slot: &SlotName, why: &str) -> Error {
     Error::new(Kind::SlotUnusable, cause).remedy(
         Remedy::from(pending).and(" counts the unpublished rows; with --follow, tail prints what commits from now on"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::tests::{COLUMNS, Lab, outbox};
+
+    fn tail(filter: Filter, left: u64) -> Tail {
+        let mut outbox = outbox();
+        let described = [&outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
+        outbox.name_rows_by(&described, None);
+        let routers = vec![Router::new(&outbox).unwrap()];
+        Tail { outboxes: vec![outbox], routers, filter, left, lines: Vec::new() }
+    }
+
+    /// The ids of the printed records.
+    fn printed_of(filter: Filter, left: u64) -> String {
+        let mut tail = tail(filter, left);
+        let rows = [("1", "order", "o-1", "Placed"), ("2", "order", "o-2", "Paid"), ("3", "user", "o-1", "Paid")];
+        for (id, aggregate_type, aggregate_id, event_type) in rows {
+            let values = [id, aggregate_type, aggregate_id, event_type, "{}"].map(Some);
+            let lab = Lab::new(&tail.outboxes[0], &COLUMNS, &values);
+            tail.take(&lab.event()).unwrap();
+        }
+        let lines = String::from_utf8(tail.lines).unwrap();
+        let id = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["headers"]["id"].clone();
+        lines.lines().map(|line| id(line).as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_record_is_printed_if_all_filters_match_and_until_the_last_line() {
+        let of = |aggregate: &[&str], topic: &[&str], event_type: &[&str]| {
+            let [aggregate, topic, event_type] =
+                [aggregate, topic, event_type].map(|all| all.iter().map(|one| (*one).to_owned()).collect());
+            Filter { aggregate, topic, event_type }
+        };
+        for (filter, left, expected) in [
+            (of(&[], &[], &[]), u64::MAX, "123"),
+            (of(&[], &[], &[]), 2, "12"),
+            (of(&["o-1"], &[], &[]), u64::MAX, "13"),
+            (of(&["o-1", "o-2"], &["outbox.event.order"], &[]), u64::MAX, "12"),
+            (of(&["o-1"], &[], &["Paid"]), u64::MAX, "3"),
+            (of(&[], &["outbox.event.orders"], &[]), u64::MAX, ""),
+        ] {
+            assert_eq!(printed_of(filter.clone(), left), expected, "{filter:?} {left}");
+        }
+    }
 }
