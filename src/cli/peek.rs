@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{note, warn};
-use crate::config::{Config, OutboxConfig, SlotName, SourceConfig, StoreKind};
+use crate::config::{Config, Mode, OutboxConfig, SlotName, SourceConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::{Assembler, BaseTypes, Event, Step};
 use crate::position::{Lsn, Position};
@@ -42,6 +42,9 @@ pub(crate) struct PeekArgs {
     /// The publication; walrelay_SLOT by default
     #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
+    /// The source of the rows
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
     /// The store of the position
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,

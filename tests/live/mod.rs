@@ -29,6 +29,7 @@ mod parked_bulk;
 mod parked_hard;
 mod parked_identity;
 mod partitions;
+mod pending;
 mod points;
 mod poison;
 mod polled;
