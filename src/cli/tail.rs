@@ -1,7 +1,10 @@
 //! `walrelay tail`: records as a relay would publish them, without consuming an event.
 
+use std::time::Duration;
+
 use clap::Args;
 use tokio::io::{AsyncWriteExt as _, Stdout};
+use tokio::time::timeout;
 
 use crate::cli::output::{Failure, Outcome, warn};
 use crate::cli::peek::{Peek, PeekArgs, Subject};
@@ -42,6 +45,9 @@ pub(crate) struct Filter {
     pub event_type: Vec<String>,
 }
 
+/// A reader that stands still keeps the slot from a relay, or WAL on the server.
+const READER_PATIENCE: Duration = Duration::from_secs(300);
+
 pub(super) const HELP: &str = "\
 Examples:
   walrelay tail --slot orders
@@ -49,11 +55,12 @@ Examples:
   walrelay tail --slot orders -f -n 1 | jq -r .value
   walrelay tail --config walrelay.toml -f --type OrderPlaced
 
-The command prints a line of JSON for each record, as run --sink stdout does, with its payload. It consumes nothing and does not ask Kafka for topics. Without --follow it prints what walrelay pending counts, and no other session may have the slot. With --follow it needs no slot and no relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that slot only while the command runs, and ends the command if its reader stops reading for long. The start waits for the end of running transactions. The role needs the rights of run, and --follow one of max_replication_slots.
+The command prints a line of JSON for each record, as run --sink stdout does, with its payload. It consumes nothing and does not ask Kafka for topics. Without --follow it prints what walrelay pending counts, and no other session may have the slot. With --follow it needs no slot and no relay: it creates a temporary slot, which ends with the command. The server keeps WAL for that slot only while the command runs. The command ends if its reader stands still for five minutes. The start waits for the end of running transactions. The role needs the rights of run, and --follow one of max_replication_slots.
 
 Exit codes:
   0   all waiting events or --lines records are printed, or told to stop, or the reader has closed the pipe
   2   the configuration is not valid
+  4   standard output cannot be written, or was not read for five minutes
   10  Postgres cannot be reached, or closed the connection (11: refuses)
   12  the server is not fit for logical replication, or has no free slot
   13  without --follow: a relay, or another session, has the slot
@@ -109,7 +116,13 @@ async fn write(stdout: &mut Stdout, lines: &[u8]) -> Outcome {
         stdout.write_all(lines).await?;
         stdout.flush().await
     };
-    written.await.map_err(Failure::of_stdout)
+    match timeout(READER_PATIENCE, written).await {
+        Ok(written) => written.map_err(Failure::of_stdout),
+        Err(_) => {
+            let cause = "standard output was not read for five minutes, and the slot was given back";
+            Err(Error::new(Kind::Prerequisite, cause).remedy("write the records to a file, and read that").into())
+        }
+    }
 }
 
 /// The lines of records that match.

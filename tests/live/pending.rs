@@ -57,7 +57,8 @@ fn pending_events_are_counted_and_printed_and_a_later_relay_delivers_them() {
     let groups = found["groups"].as_array().expect("groups");
     let of_group = |group: &Value| (group["topic"].clone(), group["aggregate_type"].clone(), group["events"].clone());
     let expected = [(0, 3), (1, 2)].map(|(kind, events)| (world.topic(kind), world.kind(kind).to_owned(), events));
-    let expected = expected.map(|(topic, kind, events)| (topic.into(), kind.into(), events.into()));
+    let expected: [(Value, Value, Value); 2] =
+        expected.map(|(topic, kind, events)| (topic.into(), kind.into(), events.into()));
     assert_eq!(groups.iter().map(of_group).collect::<Vec<_>>(), expected);
     let of_records: i64 = groups.iter().filter_map(|group| group["bytes"].as_i64()).sum();
     assert!(of_records > 200 && found["bytes"] == of_records, "{found}");
