@@ -269,6 +269,10 @@ pub(crate) fn time(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
 }
 
+pub(crate) fn or_dash(value: Option<impl std::fmt::Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
 /// The age for people, as one number. A time in the future gives `0s`.
 pub(crate) fn age(ms: i64, now_ms: i64) -> String {
     let seconds = now_ms.saturating_sub(ms).max(0) / 1_000;

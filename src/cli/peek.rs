@@ -21,7 +21,7 @@ use crate::postgres::replication::{SystemIdentity, TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::slot_now;
 use crate::route::Router;
-use crate::source::feedback::{Action, Feedback};
+use crate::source::feedback::{Action, Feedback, dead};
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state::check::reconcile;
@@ -118,6 +118,32 @@ impl Subject {
     }
 }
 
+/// An outbox, and what makes the records of its events.
+pub(super) struct Route {
+    pub(super) outbox: OutboxConfig,
+    pub(super) router: Router,
+}
+
+impl Route {
+    pub(super) fn new(mut outbox: OutboxConfig) -> Result<Route> {
+        if outbox.source.table().is_some() {
+            let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
+            // A table may lack columns that only the row key needs.
+            outbox.name_rows_by(&described, None);
+        }
+        let router = Router::new(&outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+        Ok(Route { outbox, router })
+    }
+}
+
+/// The value of a column; none where it is NULL, or the table lacks it.
+pub(super) fn value<'e>(event: &'e Event<'_>, outbox: &OutboxConfig, column: &str) -> Option<&'e [u8]> {
+    event.row.get(outbox.index_of(column)?)
+}
+
+/// Takes events, each with its outbox.
+pub(super) type Take<'t> = &'t mut dyn FnMut(&mut Route, &Event<'_>) -> Result<()>;
+
 /// A stream of the events of one slot. Nothing is consumed from the slot of a relay.
 pub(super) struct Peek {
     stream: WalStream,
@@ -126,13 +152,11 @@ pub(super) struct Peek {
     /// Announces the server's shutdown, which would wait for the stream.
     sql: SqlSession,
     source: SourceConfig,
-    /// With the columns that describe an event, where the table has them.
-    outboxes: Vec<OutboxConfig>,
+    routes: Vec<Route>,
     /// The events after this position are read.
-    start: Position,
+    pub(super) start: Position,
     /// The events that commit before this LSN are read. Without it, the reading has no end.
-    until: Option<Lsn>,
-    server: SystemIdentity,
+    pub(super) until: Option<Lsn>,
 }
 
 impl Peek {
@@ -154,7 +178,7 @@ impl Peek {
         let history = wal.timeline_history(server.timeline).await?;
         let start = subject.start(stored.as_ref(), &server, &history, notes);
         let until = Some(server.xlogpos);
-        Peek::begin(subject, wal, Range { start, until, server }).await
+        Peek::begin(subject, wal, &server, start, until).await
     }
 
     /// Begins to read what commits from now on, through a slot that ends with this session.
@@ -173,20 +197,23 @@ impl Peek {
                 }
             }
         }
-        Peek::begin(subject, wal, Range { start: Position::default(), until: None, server }).await
+        Peek::begin(subject, wal, &server, Position::default(), None).await
     }
 
-    async fn begin(subject: Subject, wal: WalSession, range: Range) -> Result<Peek> {
-        let Subject { source, mut outboxes, sql, facts, .. } = subject;
-        let Range { start, until, server } = range;
+    async fn begin(
+        subject: Subject,
+        wal: WalSession,
+        server: &SystemIdentity,
+        start: Position,
+        until: Option<Lsn>,
+    ) -> Result<Peek> {
+        let Subject { source, outboxes, sql, facts, .. } = subject;
         let started = WalStream::start(wal, &source.publication, source.max_message_bytes).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
         let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
-        for outbox in outboxes.iter_mut().filter(|outbox| outbox.source.table().is_some()) {
-            let described = [&outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
-            // A table may lack columns that only the row key needs.
-            outbox.name_rows_by(&described, None);
-        }
+        let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;
+        routes.iter_mut().for_each(|route| route.router.set_origin(&server.system_identifier, server.timeline));
+        let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();
         let mut assembler = Assembler::new(&outboxes, start);
         let tables = outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
         let oids = tables.zip(&facts.catalogs).filter_map(|((number, _), now)| Some((now.table.as_ref()?.oid, number)));
@@ -195,37 +222,14 @@ impl Peek {
         let base_types = BaseTypes::new(bases.collect(), Lsn::new(u64::MAX));
         assembler.set_catalog(oids.collect(), base_types);
         let feedback = Feedback::new(source.wal_sender_timeout, Instant::now());
-        Ok(Peek { stream, feedback, assembler, sql, source, outboxes, start, until, server })
-    }
-
-    pub(super) fn outboxes(&self) -> &[OutboxConfig] {
-        &self.outboxes
-    }
-
-    pub(super) fn slot(&self) -> &SlotName {
-        &self.source.slot
-    }
-
-    /// The range of the events. Without an end, the reading goes on.
-    pub(super) fn range(&self) -> (Lsn, Option<Lsn>) {
-        (self.start.end_lsn, self.until)
-    }
-
-    /// By outbox, what makes the records that a relay would publish.
-    pub(super) fn routers(&self) -> Result<Vec<Router>> {
-        let router = |outbox| {
-            let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-            router.set_origin(&self.server.system_identifier, self.server.timeline);
-            Ok(router)
-        };
-        self.outboxes.iter().map(router).collect()
+        Ok(Peek { stream, feedback, assembler, sql, source, routes, start, until })
     }
 
     /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
     ///
     /// # Errors
     /// Those of `take`, and those with which a session of a relay would end.
-    pub(super) async fn read(&mut self, take: &mut dyn FnMut(&Event<'_>) -> Result<()>) -> Result<bool> {
+    pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
         let look_at = self.answer()?;
         let waited = tokio::select! {
             biased;
@@ -281,17 +285,13 @@ impl Peek {
                 self.feedback.sent(now, confirmed, reply_requested);
                 Ok(now)
             }
-            Action::Dead { silence } => {
-                let cause =
-                    format!("Postgres has sent nothing for {} ms, although a reply was requested", silence.as_millis());
-                Err(Error::new(Kind::PostgresUnreachable, cause))
-            }
+            Action::Dead { silence } => Err(dead(silence)),
         }
     }
 
     /// Takes the messages that have arrived. `true` after the last event of the range.
-    fn take(&mut self, take: &mut dyn FnMut(&Event<'_>) -> Result<()>) -> Result<bool> {
-        let Peek { stream, assembler, source, feedback, until, .. } = self;
+    fn take(&mut self, take: Take<'_>) -> Result<bool> {
+        let Peek { stream, assembler, source, feedback, routes, until, .. } = self;
         let is_end = |lsn: Lsn| until.is_some_and(|until| lsn >= until);
         while let Some(message) = stream.next(assembler.open_transaction())? {
             match message {
@@ -300,7 +300,10 @@ impl Peek {
                         Step::Begin { commit_lsn: lsn, .. } | Step::Commit { end_lsn: lsn, .. } if is_end(lsn) => {
                             return Ok(true);
                         }
-                        Step::Event(event) => take(&event)?,
+                        Step::Event(event) => match routes.get_mut(event.outbox) {
+                            Some(route) => take(route, &event)?,
+                            None => return Err(Error::new(Kind::Bug, "an event of no configured outbox")),
+                        },
                         Step::Nothing | Step::Begin { .. } | Step::Commit { .. } | Step::Relation { .. } => {}
                     }
                 }
@@ -322,13 +325,6 @@ impl Peek {
         }
         Ok(false)
     }
-}
-
-/// The events to read, and the server that has them.
-struct Range {
-    start: Position,
-    until: Option<Lsn>,
-    server: SystemIdentity,
 }
 
 fn in_use(slot: &SlotName) -> Error {

@@ -1,7 +1,6 @@
 //! `walrelay status`: one query, one report.
 
 use std::collections::VecDeque;
-use std::fmt::Display;
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +11,7 @@ use tokio_postgres::types::Type;
 
 use crate::cli::config::{self, AGE_MAX, Common, DAY, flags, seconds};
 use crate::cli::nagios::{Check, Figure, State};
-use crate::cli::output::{Outcome, Output, aligned, counted, print, print_line, print_to_reader, warn};
+use crate::cli::output::{Outcome, Output, aligned, counted, or_dash, print, print_line, print_to_reader, warn};
 use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
@@ -482,10 +481,6 @@ impl Wal {
 
 fn parsed_bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 16MiB".to_owned())
-}
-
-fn or_dash(value: Option<impl Display>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 fn bytes(bytes: i64) -> String {

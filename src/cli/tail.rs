@@ -7,13 +7,13 @@ use tokio::io::{AsyncWriteExt as _, Stdout};
 use tokio::time::timeout;
 
 use crate::cli::output::{Failure, Outcome, warn};
-use crate::cli::peek::{Peek, PeekArgs, Subject};
+use crate::cli::peek::{Peek, PeekArgs, Route, Subject, value};
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::Event;
 use crate::relay::polls_because;
 use crate::relay::stop::{Stop, on_signals};
-use crate::route::{Record, Router};
+use crate::route::Record;
 use crate::sink::printed;
 
 #[derive(Debug, Args)]
@@ -71,7 +71,6 @@ Exit codes:
 /// Prints records until there are no more, or until told to stop.
 pub(super) async fn tail(args: &TailArgs) -> Outcome {
     let subject = Subject::look(&args.peek, "tail").await?;
-    let mut stop = on_signals()?;
     let mut peek = if args.follow {
         Box::pin(Peek::from_now(subject)).await?
     } else {
@@ -83,12 +82,12 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
         warn(notes);
         peek
     };
-    let (outboxes, routers) = (peek.outboxes().to_vec(), peek.routers()?);
-    let left = args.lines.unwrap_or(u64::MAX);
-    let mut tail = Tail { outboxes, routers, filter: args.filter.clone(), left, lines: Vec::new() };
+    // Before this, a signal ends the process: the start may wait for long.
+    let mut stop = on_signals()?;
+    let mut tail = Tail { filter: args.filter.clone(), left: args.lines.unwrap_or(u64::MAX), lines: Vec::new() };
     let mut stdout = tokio::io::stdout();
     loop {
-        let mut take = |event: &Event<'_>| tail.take(event);
+        let mut take = |route: &mut Route, event: &Event<'_>| tail.take(route, event);
         let read = tokio::select! {
             biased;
             () = stop.at_least(Stop::Drain) => break,
@@ -127,8 +126,6 @@ async fn write(stdout: &mut Stdout, lines: &[u8]) -> Outcome {
 
 /// The lines of records that match.
 struct Tail {
-    outboxes: Vec<OutboxConfig>,
-    routers: Vec<Router>,
     filter: Filter,
     /// The number of records to print.
     left: u64,
@@ -136,9 +133,7 @@ struct Tail {
 }
 
 impl Tail {
-    fn take(&mut self, event: &Event<'_>) -> Result<()> {
-        let found = self.outboxes.get(event.outbox).zip(self.routers.get_mut(event.outbox));
-        let (outbox, router) = found.ok_or_else(|| Error::new(Kind::Bug, "an event of no configured outbox"))?;
+    fn take(&mut self, Route { outbox, router }: &mut Route, event: &Event<'_>) -> Result<()> {
         if self.left == 0 {
             return Ok(());
         }
@@ -162,13 +157,13 @@ impl Tail {
 
 impl Filter {
     fn matches(&self, event: &Event<'_>, outbox: &OutboxConfig, record: &Record<'_>) -> bool {
-        let column = |name: &str| outbox.index_of(name).and_then(|place| event.row.get(place));
         let is_one = |wanted: &[String], value: Option<&[u8]>| wanted.iter().any(|it| Some(it.as_bytes()) == value);
         let Filter { aggregate, topic, event_type } = self;
-        let is_aggregate = || is_one(aggregate, record.key) || is_one(aggregate, column(&outbox.aggregate_id));
+        let is_aggregate =
+            || is_one(aggregate, record.key) || is_one(aggregate, value(event, outbox, &outbox.aggregate_id));
         (aggregate.is_empty() || is_aggregate())
             && (topic.is_empty() || topic.iter().any(|topic| topic == record.topic))
-            && (event_type.is_empty() || is_one(event_type, column(&outbox.event_type)))
+            && (event_type.is_empty() || is_one(event_type, value(event, outbox, &outbox.event_type)))
     }
 }
 
@@ -185,22 +180,15 @@ mod tests {
     use super::*;
     use crate::event::tests::{COLUMNS, Lab, outbox};
 
-    fn tail(filter: Filter, left: u64) -> Tail {
-        let mut outbox = outbox();
-        let described = [&outbox.aggregate_id, &outbox.event_type].map(Clone::clone);
-        outbox.name_rows_by(&described, None);
-        let routers = vec![Router::new(&outbox).unwrap()];
-        Tail { outboxes: vec![outbox], routers, filter, left, lines: Vec::new() }
-    }
-
     /// The ids of the printed records.
     fn printed_of(filter: Filter, left: u64) -> String {
-        let mut tail = tail(filter, left);
+        let mut tail = Tail { filter, left, lines: Vec::new() };
+        let mut route = Route::new(outbox()).unwrap();
         let rows = [("1", "order", "o-1", "Placed"), ("2", "order", "o-2", "Paid"), ("3", "user", "o-1", "Paid")];
         for (id, aggregate_type, aggregate_id, event_type) in rows {
             let values = [id, aggregate_type, aggregate_id, event_type, "{}"].map(Some);
-            let lab = Lab::new(&tail.outboxes[0], &COLUMNS, &values);
-            tail.take(&lab.event()).unwrap();
+            let lab = Lab::new(&route.outbox, &COLUMNS, &values);
+            tail.take(&mut route, &lab.event()).unwrap();
         }
         let lines = String::from_utf8(tail.lines).unwrap();
         let id = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["headers"]["id"].clone();

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::failpoint;
 use crate::position::Lsn;
-use crate::source::feedback::{Action, Feedback};
+use crate::source::feedback::{Action, Feedback, dead};
 use crate::source::{Io, Notice, Status, WalStream};
 
 /// Bytes that arrive this soon after the reader was ready came at once.
@@ -145,13 +145,7 @@ impl StreamReader {
                 self.feedback.sent(now, confirmed, reply_requested);
                 Ok(None)
             }
-            Action::Dead { silence } => Err(Error::new(
-                Kind::PostgresUnreachable,
-                format_args!(
-                    "Postgres has sent nothing for {} ms, although a reply was requested",
-                    silence.as_millis()
-                ),
-            )),
+            Action::Dead { silence } => Err(dead(silence)),
         }
     }
 }

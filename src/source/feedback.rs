@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::error::{Error, Kind};
 use crate::position::Lsn;
 
 /// The longest time between two statuses, for `pg_stat_replication` and the lag.
@@ -29,6 +30,13 @@ pub(crate) enum Action {
     Wait(Instant),
     /// The server is dead: silent for this long, without an answer to a request.
     Dead { silence: Duration },
+}
+
+/// The error of a server that was silent for this long.
+pub(crate) fn dead(silence: Duration) -> Error {
+    let silence_ms = silence.as_millis();
+    let cause = format!("Postgres has sent nothing for {silence_ms} ms, although a reply was requested");
+    Error::new(Kind::PostgresUnreachable, cause)
 }
 
 /// The times of the last status and of the last bytes from the server.
