@@ -14,8 +14,8 @@ use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::steps::{StepReport, StepsReport};
 use crate::cli::undelivered::parked::ParkedCount;
-use crate::config::{EventSource, OutboxConfig, SourceConfig};
-use crate::error::{Error, Kind, Result, both};
+use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::source::preflight::{self, Slot};
@@ -235,8 +235,10 @@ async fn nothing_is_lost(
         return Ok(());
     }
     let at_least = if more { "at least " } else { "" };
-    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} unrelayed events"))
-        .remedy("let the relay catch up and stop it; --force drops the slot anyway"))
+    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} unrelayed events")).remedy(
+        Remedy::from(NextCommand::new("pending").option("slot", name))
+            .and(" shows them; let the relay catch up and stop it; --force drops the slot anyway"),
+    ))
 }
 
 /// The error of a failed count. A role that may not read the slot may not drop it either. If the slot's catalog does not
