@@ -82,31 +82,35 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
         warn(notes);
         peek
     };
+    let tail = Tail { filter: args.filter.clone(), left: args.lines.unwrap_or(u64::MAX), lines: Vec::new() };
+    let ended = print_all(&mut peek, tail).await;
+    peek.end().await;
+    ended
+}
+
+async fn print_all(peek: &mut Peek, mut tail: Tail) -> Outcome {
     // Before this, a signal ends the process: the start may wait for long.
     let mut stop = on_signals()?;
-    let mut tail = Tail { filter: args.filter.clone(), left: args.lines.unwrap_or(u64::MAX), lines: Vec::new() };
     let mut stdout = tokio::io::stdout();
     loop {
         let mut take = |route: &mut Route, event: &Event<'_>| tail.take(route, event);
         let read = tokio::select! {
             biased;
-            () = stop.at_least(Stop::Drain) => break,
+            () = stop.at_least(Stop::Drain) => return Ok(()),
             read = peek.read(&mut take) => read,
         };
         let lines = std::mem::take(&mut tail.lines);
         if !lines.is_empty() {
             tokio::select! {
                 biased;
-                () = stop.at_least(Stop::Drain) => break,
+                () = stop.at_least(Stop::Drain) => return Ok(()),
                 written = peek.beside(write(&mut stdout, &lines)) => written??,
             }
         }
         if !read? || tail.left == 0 {
-            break;
+            return Ok(());
         }
     }
-    peek.end().await;
-    Ok(())
 }
 
 /// A slow reader does not block the task.
