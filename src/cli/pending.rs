@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::output::{
-    Outcome, Output, ProgressReporter, age, aligned, cell, counted, notes, or_dash, print_report, time,
-};
+use crate::cli::output::{Outcome, Output, age, aligned, cell, notes, or_dash, print_report, time};
 use crate::cli::peek::{Peek, PeekArgs, Route, Subject, value};
+use crate::cli::progress::Bar;
 use crate::clock::now_us;
 use crate::config::OutboxConfig;
 use crate::config::unit::human_bytes;
@@ -76,14 +75,15 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let report = Report { slot, from_lsn, to_lsn, notes, ..Report::default() };
     let mut tally =
         Tally { shown_max: args.show as usize, with_payload: args.payload, groups: BTreeMap::new(), report };
-    let mut reporter = ProgressReporter::new();
+    let mut bar = Bar::new(args.output);
     let read = loop {
         match peek.read(&mut |route, event| tally.add(route, event)).await {
-            Ok(true) => reporter.report(|| format!("{} so far", counted(tally.report.events, "event"))),
+            Ok(true) => bar.at(tally.report.events, None, || "events read".to_owned()),
             Ok(false) => break Ok(()),
             Err(error) => break Err(error),
         }
     };
+    drop(bar);
     peek.end().await;
     let groups = tally.groups.into_iter().map(|(key, group)| Group { key, ..group }).collect();
     let report = Report { complete: read.is_ok(), ..tally.report }.with_groups(groups);

@@ -14,7 +14,7 @@ use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::steps::{StepReport, StepsReport};
 use crate::cli::undelivered::parked::ParkedCount;
-use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
+use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
