@@ -22,7 +22,7 @@ create table outbox_z (id uuid primary key, aggregatetype text, aggregateid text
     tenant text, version int, flag bool, amount numeric(10,2), created_at timestamptz, trace jsonb);
 create publication outbox_pub for table outbox, outbox_x, outbox_y, outbox_t, outbox_b, outbox_n, outbox_o, outbox_e, outbox_s, outbox_z;
 
--- Further types, and what is written rarely: the captures from c38 on. The types above keep their OIDs.
+-- Further types, and what is written rarely: the captures from c38 on.
 create extension hstore;
 create domain price as numeric(10,2);
 create domain sale_price as price;
