@@ -35,8 +35,8 @@ if [ "$(id -u)" = 0 ]; then
 fi
 (cd / && "${as[@]}" "$programs/initdb" -U postgres -A trust -E UTF8 --no-locale -N -D "$run/postgres/data") >"$run/initdb.log"
 "${as[@]}" "$programs/postgres" -D "$run/postgres/data" -c listen_addresses=127.0.0.1 -c port="$postgres_port" \
-    -c unix_socket_directories= -c wal_level=logical -c max_replication_slots=100 -c max_wal_senders=100 \
-    -c max_connections=500 -c fsync=off -c timezone=UTC >"$run/postgres.log" 2>&1 &
+    -c unix_socket_directories= -c wal_level=logical -c max_replication_slots=300 -c max_wal_senders=300 \
+    -c max_connections=900 -c fsync=off -c timezone=UTC >"$run/postgres.log" 2>&1 &
 pids+=($!)
 sql() { PGTZ=UTC psql -h 127.0.0.1 -p "$postgres_port" -U postgres -d postgres -qAt -v ON_ERROR_STOP=1 "$@"; }
 for _ in $(seq 100); do
@@ -81,4 +81,51 @@ connect() {
         >>"$run/connect.log" 2>&1 &
     connect=$!
     pids+=("$connect")
+}
+
+# Whether the slots of these cases are all read, or their tasks have failed.
+settled() {
+    local case
+    for case in $(sql -c "select slot_name from pg_replication_slots where not active and slot_name = any(string_to_array('$*', ' '))"); do
+        is_failed "$case" || return 1
+    done
+}
+is_failed() { # CASE
+    curl -s "127.0.0.1:$connect_port/connectors/$1/status" | grep -q '"state":"FAILED"'
+}
+# Waits until these cases are at the end: settled, and nothing has been added to any log for ten seconds.
+until_settled() { # CASE...
+    local before='' now quiet_s=0
+    for _ in $(seq 120); do
+        sleep 2
+        now=$(find "$run/kafka" -name '*.log' -path '*/[cs][0-9]*' -printf '%s %f\n' | sort | md5sum)
+        if [ "$now" = "$before" ] && settled "$@"; then quiet_s=$((quiet_s + 2)); else quiet_s=0; fi
+        before=$now
+        [ "$quiet_s" -lt 10 ] || return 0
+    done
+    say "not at the end after four minutes: the files may lack records"
+}
+# A slot, and the connector with the port of the Postgres here.
+prepare() { # FOLDER CASE
+    mkdir -p "$run/connectors"
+    sed "s/database.port=.*/database.port=$postgres_port/" "$1/connectors/$2.properties" >"$run/connectors/$2.properties"
+    sql -c "select 1 from pg_create_logical_replication_slot('$2', 'pgoutput')" >/dev/null
+}
+# Each table as the import reads it from the catalogs, and each row as Postgres prints it.
+write_rows() { # FOLDER
+    local table
+    mkdir -p "$1/rows"
+    for table in $(sql -c 'select distinct "of" from written'); do
+        {
+            echo '{"table":'
+            # Types of extensions and tables have other OIDs in each database, and the import needs none of them.
+            sql -c "$(sed "s/\$1/'public'/; s/\$2/'$table'/" sql/table.sql)" | sed -E 's/"((base_)?oid)": [0-9]{5,}/"\1": 0/g'
+            sql -c "select ', \"rows\": [' || E'\n  ' || string_agg(array_to_json(line)::text, E',\n  ' order by place) || E'\n]}'
+                from written where \"of\" = '$table'"
+        } >"$1/rows/$table.json"
+    done
+}
+write_records() { # FOLDER CASE STARTED_MS
+    mkdir -p "$1/records"
+    python3 -B tests/debezium/records.py "$run/kafka" "$2" "$3" >"$1/records/$2.jsonl"
 }

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::*;
@@ -677,7 +678,7 @@ struct Written {
 }
 
 /// Bytes that are no text are `{"hex": "…"}`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Captured {
     topic: String,
     /// Without a key Debezium's producer chooses for itself.
@@ -702,26 +703,27 @@ struct Difference {
     ours: BTreeMap<String, Json>,
 }
 
-fn read(path: &str) -> String {
-    let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+/// Reads a file of the repository, or one whose path is absolute.
+fn read(path: impl AsRef<Path>) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The files in a folder, without what is behind the point.
-fn names(folder: &str) -> Vec<String> {
-    let files = std::fs::read_dir(format!("{}/{folder}", env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names.iter().map(|name| name.split('.').next().unwrap().to_owned()).collect()
+/// A folder like `tests/debezium`, with the tables in it, each with what was written into it.
+struct Captures {
+    folder: PathBuf,
+    tables: Vec<(Found, Written)>,
 }
 
-/// The tables, each with what was written into it.
-fn tables() -> Vec<(Found, Written)> {
-    let table = |name: &String| {
-        let written: Written = serde_json::from_str(&read(&format!("tests/debezium/rows/{name}.json"))).unwrap();
-        (Found { name: format!("public.{name}").parse().unwrap(), table: written.table.clone() }, written)
-    };
-    names("tests/debezium/rows").iter().map(table).collect()
+/// What became of a row, or of a record without a row.
+struct Pair {
+    /// The event's id.
+    id: String,
+    /// Table and number of the row.
+    row: Option<(String, usize)>,
+    captured: Option<Captured>,
+    /// Or why there is none.
+    ours: Result<Captured, String>,
 }
 
 fn json(bytes: Option<&[u8]>) -> Json {
@@ -751,7 +753,10 @@ fn id_of(record: &Captured) -> String {
     let header = record.headers.iter().find(|(name, _)| name == "id").and_then(|(_, id)| id.as_str());
     match serde_json::from_str::<Json>(header.unwrap_or_default()) {
         Ok(Json::String(id)) => id,
-        Ok(Json::Object(with_schema)) => with_schema["payload"].as_str().unwrap().to_owned(),
+        Ok(Json::Object(with_schema)) => {
+            let id = &with_schema["payload"];
+            id.as_str().map_or_else(|| id.to_string(), str::to_owned)
+        }
         _ => header.unwrap_or_default().to_owned(),
     }
 }
@@ -785,47 +790,98 @@ fn differing(captured: &Captured, ours: &Captured) -> Vec<(String, Json)> {
     parts.into_iter().filter(|(_, same, _)| !same).map(|(part, _, ours)| (part, ours)).collect()
 }
 
-/// Every difference of a case: part, the row's id, and what we have. `offline` is an import without the database.
-fn differences(case: &str, tables: &[(Found, Written)], offline: bool) -> BTreeMap<(String, String), Json> {
-    let text = read(&format!("tests/debezium/connectors/{case}.properties"));
-    let connector = Connector::read(case, &text).unwrap();
-    let is_captured = |found: &Found| connector.captures(&found.name) == Ok(true) && connector.fits(&found.table);
-    let tables: Vec<_> = tables.iter().filter(|(found, _)| is_captured(found)).collect();
-    let of_database: Vec<_> = tables.iter().map(|(found, _)| found.clone()).filter(|_| !offline).collect();
-    let config = config(&connector.import(&of_database));
-    let lines = read(&format!("tests/debezium/records/{case}.jsonl"));
-    let captured = lines.lines().map(|line| serde_json::from_str::<Captured>(line).unwrap());
-    let mut captured: Vec<_> = captured.map(|record| (id_of(&record), record)).collect();
-    let mut found = BTreeMap::new();
-    for (outbox, (_, written)) in config.outboxes.iter().zip(tables) {
-        let mut router = Router::new(outbox).unwrap();
-        let columns: Vec<_> = written.table.columns.iter().map(column).collect();
-        let id_at = columns.iter().position(|column| column.name == outbox.id).unwrap();
-        let mut polled = Polled::new(outbox, columns).unwrap();
-        for row in &written.rows {
-            let values = row.iter().map(|value| value.as_ref().map(String::as_bytes));
-            let place = Place { commit_lsn: Lsn::new(0x64), index: 3, via: Via::Table };
-            let event = polled.event(place, 0, values).ok();
-            let routed =
-                event.as_ref().and_then(|event| router.route(event).ok().map(|routed| routed.with_record(ours)));
-            let id = row[id_at].clone().unwrap_or_default();
-            let at = captured.iter().position(|(captured, _)| *captured == id);
-            match (at.map(|at| captured.remove(at).1), routed) {
-                (Some(captured), Some(ours)) => {
+impl Captures {
+    fn read(folder: &str) -> Captures {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let table = |name: &String| {
+            let written: Written =
+                serde_json::from_str(&read(folder.join("rows").join(name).with_extension("json"))).unwrap();
+            (Found { name: format!("public.{name}").parse().unwrap(), table: written.table.clone() }, written)
+        };
+        let tables = Captures::names(&folder.join("rows")).iter().map(table).collect();
+        Captures { folder, tables }
+    }
+
+    /// The files in a folder, without what is behind the point.
+    fn names(folder: &Path) -> Vec<String> {
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let mut names: Vec<_> = files.map(|file| file.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn cases(&self) -> Vec<String> {
+        Captures::names(&self.folder.join("connectors"))
+    }
+
+    fn connector(&self, case: &str) -> (Connector, bool) {
+        let text = read(self.folder.join("connectors").join(case).with_extension("properties"));
+        (Connector::read(case, &text).unwrap(), text.contains("errors.tolerance=all"))
+    }
+
+    /// The import of a case, and what became of each row. `offline` is an import without the database.
+    fn compared(&self, case: &str, offline: bool) -> (Import, Vec<Pair>) {
+        let (connector, goes_on) = self.connector(case);
+        let is_captured = |found: &Found| connector.captures(&found.name) == Ok(true) && connector.fits(&found.table);
+        let tables: Vec<_> = self.tables.iter().filter(|(found, _)| is_captured(found)).collect();
+        let of_database: Vec<_> = tables.iter().map(|(found, _)| found.clone()).filter(|_| !offline).collect();
+        let import = connector.import(&of_database);
+        let config = config(&import);
+        let lines = read(self.folder.join("records").join(case).with_extension("jsonl"));
+        let captured = lines.lines().map(|line| serde_json::from_str::<Captured>(line).unwrap());
+        let mut captured: Vec<_> = captured.map(|record| (id_of(&record), record)).collect();
+        let mut pairs = Vec::new();
+        for (outbox, (found, written)) in config.outboxes.iter().zip(tables) {
+            let mut router = Router::new(outbox).unwrap();
+            let columns: Vec<_> = written.table.columns.iter().map(column).collect();
+            let id_at = columns.iter().position(|column| column.name == outbox.id).unwrap();
+            let mut polled = Polled::new(outbox, columns).unwrap();
+            for (number, row) in written.rows.iter().enumerate() {
+                let values = row.iter().map(|value| value.as_ref().map(String::as_bytes));
+                let place = Place { commit_lsn: Lsn::new(0x64), index: 3, via: Via::Table };
+                let ours = match polled.event(place, 0, values) {
+                    Ok(event) => match router.route(&event) {
+                        Ok(routed) => Ok(routed.with_record(ours)),
+                        Err(error) => Err(format!("{error:?}")),
+                    },
+                    Err(error) => Err(format!("{error:?}")),
+                };
+                let id = row[id_at].clone().unwrap_or_default();
+                let at = captured.iter().position(|(captured, _)| *captured == id);
+                let captured = at.map(|at| captured.remove(at).1);
+                // Both end here.
+                if captured.is_none() && ours.is_err() && !goes_on {
+                    break;
+                }
+                pairs.push(Pair { id, row: Some((found.name.table().to_owned(), number)), captured, ours });
+            }
+        }
+        let more = captured.into_iter();
+        pairs.extend(more.map(|(id, captured)| Pair { id, row: None, captured: Some(captured), ours: Err("none".into()) }));
+        (import, pairs)
+    }
+
+    /// Every difference of a case: part, the row's id, and what we have.
+    fn differences(&self, case: &str, offline: bool) -> BTreeMap<(String, String), Json> {
+        let mut found = BTreeMap::new();
+        for Pair { id, row, captured, ours } in self.compared(case, offline).1 {
+            match (captured, ours) {
+                (Some(captured), Ok(ours)) => {
                     let parts = differing(&captured, &ours).into_iter();
                     found.extend(parts.map(|(part, ours)| ((part, id.clone()), ours)));
                 }
-                // Both end here.
-                (None, None) if !text.contains("errors.tolerance=all") => break,
                 (_, ours) => {
-                    let what = if ours.is_some() { "sent" } else { "stops" };
+                    let what = match (row, ours) {
+                        (None, _) => "none",
+                        (_, Ok(_)) => "sent",
+                        (_, Err(_)) => "stops",
+                    };
                     found.insert(("record".to_owned(), id), Json::from(what));
                 }
             }
         }
+        found
     }
-    found.extend(captured.into_iter().map(|(id, _)| (("record".to_owned(), id), Json::from("none"))));
-    found
 }
 
 /// A column as the stream describes it, with the base type of a domain.
@@ -839,14 +895,14 @@ const CASES_MIN: usize = 69;
 #[test]
 fn every_record_is_debeziums_or_differs_as_documented() {
     let listed: Vec<Difference> = serde_json::from_str(&read("tests/debezium/differences.json")).unwrap();
-    let cases = names("tests/debezium/connectors");
+    let captures = Captures::read("tests/debezium");
+    let cases = captures.cases();
     assert!(cases.len() >= CASES_MIN, "{cases:?}");
-    let tables = tables();
     let mut found: BTreeMap<(String, String), BTreeMap<String, Json>> = BTreeMap::new();
     for case in &cases {
-        let known = differences(case, &tables, false);
+        let known = captures.differences(case, false);
         let offline =
-            differences(case, &tables, true).into_iter().filter(|(place, ours)| known.get(place) != Some(ours));
+            captures.differences(case, true).into_iter().filter(|(place, ours)| known.get(place) != Some(ours));
         let offline: Vec<_> = offline.map(|found| (format!("{case} offline"), found)).collect();
         for (case, ((part, id), ours)) in known.into_iter().map(|found| (case.clone(), found)).chain(offline) {
             let end = id.get(id.len().saturating_sub(2)..).unwrap().to_owned();
@@ -873,4 +929,36 @@ fn every_record_is_debeziums_or_differs_as_documented() {
         .map(|place| serde_json::json!([place, found.get(&place), expected.get(&place)]).to_string())
         .collect();
     assert!(wrong.is_empty(), "place, found, expected:\n{}", wrong.join("\n"));
+}
+
+/// The folder is like `tests/debezium`, without `differences.json`. `compared.jsonl` gets a line for each connector, with
+/// what its import lists, and a line for each row: both records, and the parts in which the two differ.
+#[test]
+#[ignore = "compares the captures of scripts/debezium-differential"]
+fn rows_of_random_connectors_are_compared() {
+    let folder = std::env::var("WALRELAY_DIFFERENTIAL_DIR").expect("the folder with the captures");
+    let captures = Captures::read(&folder);
+    let mut lines = String::new();
+    for case in captures.cases() {
+        let (import, pairs) = captures.compared(&case, false);
+        lines.push_str(&serde_json::json!({"case": case, "left": import.left, "toml": import.toml}).to_string());
+        lines.push('\n');
+        for Pair { id, row, captured, ours } in pairs {
+            let parts = match (&captured, &ours) {
+                (Some(captured), Ok(ours)) => differing(captured, ours).into_iter().map(|(part, _)| part).collect(),
+                (None, Err(_)) => vec![],
+                _ => vec!["record".to_owned()],
+            };
+            let (ours, stopped_by) = match ours {
+                Ok(ours) => (Some(ours), None),
+                Err(error) => (None, Some(error)),
+            };
+            let line = serde_json::json!({
+                "case": case, "id": id, "row": row, "parts": parts, "debezium": captured, "walrelay": ours, "stopped by": stopped_by,
+            });
+            lines.push_str(&line.to_string());
+            lines.push('\n');
+        }
+    }
+    std::fs::write(Path::new(&folder).join("compared.jsonl"), lines).unwrap();
 }

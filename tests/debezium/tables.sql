@@ -1,4 +1,4 @@
--- The tables of the captures, and a note of each row as Postgres prints it, which is what pgoutput sends.
+-- The tables of the captures.
 create extension citext;
 create type mood as enum ('ok', 'sad');
 create domain label as text;
@@ -50,27 +50,5 @@ alter publication outbox_pub add table outbox_p, outbox_m, outbox_d, outbox_v, o
 -- A role with fewer digits.
 create role fewer_digits superuser replication login password 'postgres';
 alter role fewer_digits set extra_float_digits = 0;
-
-create table written (place bigserial primary key, of text, line text[]);
-create function note() returns trigger language plpgsql as $$
-declare
-    columns text;
-    line text[];
-begin
-    select string_agg(format('case when ($1).%1$I is null then null else format(''%%s'', ($1).%1$I) end', attname), ', ' order by attnum)
-        into columns from pg_attribute where attrelid = tg_relid and attnum > 0 and not attisdropped;
-    execute format('select array[%s]', columns) into line using new;
-    insert into written (of, line) values (tg_table_name, line);
-    return null;
-end $$;
-do $$
-declare
-    name text;
-begin
-    for name in select relname from pg_class where relkind = 'r' and relname like 'outbox%' loop
-        execute format('create trigger note after insert on %I for each row execute function note()', name);
-    end loop;
-end $$;
+-- No slot has this one.
 insert into outbox_s (aggregatetype, aggregateid, type, payload) values ('snap', 's-1', 'BeforeSlot', '{"n": 0}');
--- The slot has nothing of that one.
-truncate written;
