@@ -66,8 +66,8 @@ select pg_catalog.jsonb_build_object(
             'type_modifier', base.modifier,
             'domain', a.atttypid <> base.oid,
             'base', base.typname,
-            -- An array of an enum has text in it.
-            'base_oid', case when element.typtype = 'e' then 'text[]'::pg_catalog.regtype::oid else base.oid end::bigint,
+            -- An array of these has text in it.
+            'base_oid', case when element.typtype = 'e' or element.typname in ('citext', 'ltree') then 'text[]'::pg_catalog.regtype::oid else base.oid end::bigint,
             -- With a modifier of -1. Without a modifier, "character" would be a cast to its first character.
             'base_type', pg_catalog.format_type(base.oid, -1),
             'category', base.typcategory,

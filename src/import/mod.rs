@@ -5,11 +5,13 @@
 //! | `given` | a file to options by one set of names, whichever form it has |
 //! | `options` | every option known, and what becomes of it |
 //! | `connections` | those that say where Postgres and Kafka are, and which tables are captured |
+//! | `columns` | types of the database whose values or schemas are not Debezium's |
 //! | `router` | those that say what records look like: the router's and the converters' |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire, or is in its source. No
 //! option's value is shown unless it is known to be harmless: any of them may be a password.
 
+mod columns;
 mod connections;
 mod given;
 mod options;

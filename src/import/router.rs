@@ -4,6 +4,7 @@ use regex::Regex;
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, ToDo};
+use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, unlike};
 use super::given::{Form, Given, of_java};
 use crate::postgres::catalog::{self, Column};
 use crate::template::Template;
@@ -19,9 +20,9 @@ const VALUE: &str = "value.converter";
 const HEADER: &str = "header.converter";
 const TOMBSTONE: &str = "router.route.tombstone.on.empty.payload";
 const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of one that is NOT NULL says so, and has the column's \
-                        default in it, if there is one; that of an enum has its labels";
+                        default in it, if there is one; that of an enum has its labels, and that of an ltree its name";
+const NOT_IN_SCHEMA: &str = "the schema has neither the column's default, nor the labels of an enum, nor the name of an ltree";
 const GIVE_DATABASE: &str = "give --database-url: then the column's type is known";
-const ASK_CONSUMERS: &str = "have consumers take the new form, or change the connector to it first and then move";
 
 /// The columns without which there is no record: id, what the topic is made of, key, payload.
 pub(super) fn needed_columns(given: &Given) -> [&str; 4] {
@@ -62,7 +63,7 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
     // Debezium Server sends records without timestamp and partition of their own: `KafkaChangeConsumer.handle`.
     if given.form == Form::Connect {
         let timestamp = given.get("router.table.field.event.timestamp").filter(|column| !column.is_empty());
-        timestamp.into_iter().for_each(|column| carrying.draft.set("route.timestamp", column));
+        timestamp.into_iter().for_each(|column| record_timestamp(carrying, column));
         let partition = placed.iter().find(|one| one.place == Place::Partition);
         partition.into_iter().for_each(|one| carrying.draft.set("route.partition", &one.column));
     }
@@ -74,8 +75,20 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
         [("key", key_column), ("header", id), ("value", payload)].into_iter().chain(written).collect();
     decimals(carrying, &written);
     for column in [key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str())) {
-        default(carrying, column);
         unlike(carrying, column);
+    }
+}
+
+fn record_timestamp(carrying: &mut Carrying<'_>, column: &str) {
+    const NAME: &str = "router.table.field.event.timestamp";
+    carrying.draft.set("route.timestamp", column);
+    if carrying.is_known(column, |column| column.base.name == "timestamp") {
+        let why = "carried. A time before 1970 ends Debezium's task, and infinity the relay; 1970-01-01 00:00:00 becomes 1 ms";
+        carrying.left(NAME, ToDo, why, "let no row have such a time");
+    } else {
+        let why = "carried. Of a row whose time is no timestamp, but a timestamptz, a date or a bigint, Debezium makes no \
+                   record, and walrelay one";
+        carrying.left(NAME, MayDiffer, why, "find out whether events were lost");
     }
 }
 
@@ -99,41 +112,6 @@ fn decimals(carrying: &mut Carrying<'_>, written: &[(&str, &str)]) {
             carrying.left(&format!("{of}.converter.decimal.format"), MayDiffer, why, what_to_do);
         }
     }
-}
-
-/// Lists a column whose NULL is its default in Debezium's records: the router takes values with Kafka Connect's
-/// `Struct.get`, and `PostgresDefaultValueConverter` has a substitute for a default that is a function.
-fn default(carrying: &mut Carrying<'_>, name: &str) {
-    let is_default = |column: &&Column| {
-        let default = column.default.as_deref().filter(|sql| !sql.starts_with("NULL::"));
-        default.is_some() && !column.is_never_null() && !is_bytea(column)
-    };
-    if carrying.columns(name).iter().any(is_default) {
-        let why = format!("in place of NULL in column {name} Debezium sends the column's default, and walrelay NULL");
-        carrying.left("table.include.list", MayDiffer, why, "make the column NOT NULL, or write {COLUMN|default('…')}");
-    }
-}
-
-/// Lists a column of a type that is not written as Debezium does it.
-fn unlike(carrying: &mut Carrying<'_>, name: &str) {
-    let unlike = |column: &Column| match column.base.name.as_str() {
-        "float4" | "float8" | "_float4" | "_float8" => {
-            Some((MayDiffer, "has other digits in some values where Debezium runs on a Java before 19"))
-        }
-        base if base == "name" || is_structure(column) => Some((Differs, "goes out as Postgres prints it")),
-        _ => None,
-    };
-    let found = carrying.columns(name).into_iter().find_map(|column| Some((unlike(column)?, &column.type_name)));
-    if let Some(((effect, why), of)) = found {
-        let why = format!("column {name} is of type {of} and {why}");
-        carrying.left("table.include.list", effect, why, ASK_CONSUMERS);
-    }
-}
-
-/// Geometric types, strings of bits and further types that are no single value in Java.
-fn is_structure(column: &Column) -> bool {
-    let base = &column.base;
-    matches!(base.category.as_str(), "G" | "V") || matches!(base.name.as_str(), "hstore" | "money")
 }
 
 fn route(carrying: &mut Carrying<'_>, column: &str) {
@@ -171,8 +149,8 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
         Converter::Json { schemas: false } => "connect('json')|default('null')",
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in route.key for a column that is NOT NULL";
-            carrying.left(KEY, MayDiffer, NOT_NULL, what_to_do);
-            "connect('schema')"
+            schema(carrying, KEY, &[column], what_to_do);
+            with_schema(carrying, column)
         }
         Converter::Other(_) => {
             let why = format!(
@@ -190,6 +168,28 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
         }
     };
     carrying.draft.set("route.key", &written(carrying, "key", column, functions));
+}
+
+/// The function that writes a column with its schema.
+fn with_schema(carrying: &Carrying<'_>, column: &str) -> &'static str {
+    if carrying.is_known(column, |column| column.not_null) { "connect('schema', 'required')" } else { "connect('schema')" }
+}
+
+/// Lists, under `option`, columns whose schemas lack something.
+fn schema(carrying: &mut Carrying<'_>, option: &str, columns: &[&str], what_to_do: &str) {
+    if carrying.tables.is_empty() {
+        carrying.left(option, MayDiffer, NOT_NULL, what_to_do);
+        return;
+    }
+    let is_whole = |column: &&&str| {
+        let is_one = carrying.is_known(column, |column| column.not_null) || carrying.is_known(column, |column| !column.not_null);
+        is_one && carrying.is_known(column, has_plain_schema)
+    };
+    let lacking: Vec<_> = columns.iter().filter(|column| !is_whole(column)).copied().collect();
+    if !lacking.is_empty() {
+        let why = format!("carried for {}: {NOT_IN_SCHEMA}, and a column is NOT NULL in all outboxes or in none", lacking.join(", "));
+        carrying.left(option, MayDiffer, why, ASK_CONSUMERS);
+    }
 }
 
 /// The function that writes a column as StringConverter does: `toString` of the value. None where Postgres prints the same.
@@ -217,10 +217,6 @@ fn printed(carrying: &mut Carrying<'_>, option: &str, name: &str) -> &'static st
 
 fn is_numeric(column: &Column) -> bool {
     matches!(column.base.name.as_str(), "numeric" | "_numeric")
-}
-
-fn is_bytea(column: &Column) -> bool {
-    column.form() == catalog::Form::Bytea
 }
 
 /// Whether a converter writes a `Decimal` as its digits: `JsonConverter.LOGICAL_CONVERTERS` of Kafka Connect.
@@ -270,7 +266,11 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
     if let Converter::Json { schemas } = &converter {
         // The event's id is a header like the others.
         carrying.draft.set("route.id_header", "");
-        let of_id = if *schemas { "connect('schema', 'required')" } else { functions };
+        let of_id = match schemas {
+            true if carrying.tables.is_empty() => "connect('schema', 'required')",
+            true => with_schema(carrying, id),
+            false => functions,
+        };
         carrying.draft.header("id", &written(carrying, "header", id, of_id));
     }
     let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
@@ -279,7 +279,12 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             printed(carrying, HEADER, &one.column);
         }
         let is_plain = functions == "connect" && known_to_be_text.contains(&one.column.as_str());
-        let template = written(carrying, "header", &one.column, if is_plain { "" } else { functions });
+        let functions = match &converter {
+            Converter::Json { schemas: true } => with_schema(carrying, &one.column),
+            _ if is_plain => "",
+            _ => functions,
+        };
+        let template = written(carrying, "header", &one.column, functions);
         if !carrying.draft.header(&one.alias, &template) {
             let why = format!("two columns are to be header {:?}, and a record has one of a name", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
@@ -294,7 +299,9 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
         Converter::Text | Converter::Json { schemas: false } => {}
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in [route.headers] for columns that are NOT NULL";
-            carrying.left(HEADER, MayDiffer, NOT_NULL, what_to_do);
+            let of_headers = placed.iter().filter(|one| one.place == Place::Header).map(|one| one.column.as_str());
+            let columns: Vec<_> = std::iter::once(id).chain(of_headers).collect();
+            schema(carrying, HEADER, &columns, what_to_do);
         }
         Converter::Other(_) | Converter::Bytes | Converter::Unknown => {
             let effect = if converter == Converter::Unknown { MayDiffer } else { Differs };
@@ -369,8 +376,9 @@ fn plain_value(
         (Converter::Json { schemas: false }, None) => json("connect('json')"),
         (Converter::Json { schemas: true }, None) => {
             let what_to_do = "connect('schema', 'required') in format.value where the payload is NOT NULL";
-            carrying.left(VALUE, MayDiffer, NOT_NULL, what_to_do);
-            if tombstone { "filled|connect('schema', 'tombstone')" } else { "connect('schema')" }.to_owned()
+            schema(carrying, VALUE, &[payload], what_to_do);
+            let connect = with_schema(carrying, payload);
+            if tombstone { format!("filled|{}, 'tombstone')", connect.trim_end_matches(')')) } else { connect.to_owned() }
         }
         (Converter::Text, None) => {
             let connect = printed(carrying, VALUE, payload);

@@ -68,7 +68,7 @@ pub struct Column {
 pub struct BaseType {
     #[serde(rename = "base")]
     pub name: String,
-    /// Of an array of an enum that of `text[]`.
+    /// Of an array of an enum, of `citext` or of `ltree` that of `text[]`.
     #[serde(rename = "base_oid")]
     pub oid: u32,
     /// As SQL writes it in a cast, without a modifier.

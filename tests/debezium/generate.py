@@ -543,8 +543,8 @@ class Case:
 
     def placements(self):
         rng = self.rng
-        has_envelope = rng.random() < 0.25
-        where = lambda: rng.choice(["header", "envelope"]) if has_envelope else "header"
+        takes_envelope = rng.random() < 0.25
+        where = lambda: rng.choice(["header", "envelope"]) if takes_envelope else "header"
         if rng.random() < 0.5:
             self.place("type", where())
         if rng.random() < 0.1:
@@ -561,6 +561,7 @@ class Case:
         if rng.random() < 0.05:
             self.columns.append(Column("part", Type("int", lambda rng: str(rng.randrange(8)))))
             self.placed.append("part:partition")
+        self.has_envelope = any(":envelope" in place for place in self.placed)
         if self.placed:
             self.options[f"{ROUTER}table.fields.additional.placement"] = ",".join(dict.fromkeys(self.placed))
 
@@ -608,11 +609,12 @@ class Case:
         }
         is_data = lambda column: column.kind.sql == "bytea"
         for converter, choices in of.items():
+            if converter == "value" and (self.has_envelope or f"{ROUTER}table.expand.json.payload" in self.options):
+                choices = [("text", 12), ("json", 50), ("schema", 10), ("digits", 12), ("binary", 6)]
             chosen = weighted(rng, choices)
             # What takes bytes alone.
             column = {"key": self.key, "value": self.payload}.get(converter)
-            has_envelope = any(":envelope" in place for place in self.placed)
-            if column and is_data(column) and rng.random() < 0.5 and not (converter == "value" and has_envelope):
+            if column and is_data(column) and rng.random() < 0.5 and not (converter == "value" and self.has_envelope):
                 chosen = "bytes"
             if chosen:
                 name, options = forms[chosen]
