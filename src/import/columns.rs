@@ -5,7 +5,8 @@ use super::Effect::{self, Differs, MayDiffer, ToDo};
 use crate::postgres::catalog::{self, Column};
 
 const TABLES: &str = "table.include.list";
-pub(super) const ASK_CONSUMERS: &str = "have consumers take the new form, or change the connector to it first and then move";
+pub(super) const ASK_CONSUMERS: &str =
+    "have consumers take the new form, or change the connector to it first and then move";
 
 /// Types of single values that go out as Debezium writes them. An enum does, too.
 const ALIKE: &str = "bool int2 int4 int8 oid float4 float8 numeric text varchar bpchar char citext isbn date timestamp timestamptz \

@@ -21,7 +21,8 @@ const HEADER: &str = "header.converter";
 const TOMBSTONE: &str = "router.route.tombstone.on.empty.payload";
 const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of one that is NOT NULL says so, and has the column's \
                         default in it, if there is one; that of an enum has its labels, and that of an ltree its name";
-const NOT_IN_SCHEMA: &str = "the schema has neither the column's default, nor the labels of an enum, nor the name of an ltree";
+const NOT_IN_SCHEMA: &str =
+    "the schema has neither the column's default, nor the labels of an enum, nor the name of an ltree";
 const GIVE_DATABASE: &str = "give --database-url: then the column's type is known";
 
 /// The columns without which there is no record: id, what the topic is made of, key, payload.
@@ -172,7 +173,11 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
 
 /// The function that writes a column with its schema.
 fn with_schema(carrying: &Carrying<'_>, column: &str) -> &'static str {
-    if carrying.is_known(column, |column| column.not_null) { "connect('schema', 'required')" } else { "connect('schema')" }
+    if carrying.is_known(column, |column| column.not_null) {
+        "connect('schema', 'required')"
+    } else {
+        "connect('schema')"
+    }
 }
 
 /// Lists, under `option`, columns whose schemas lack something.
@@ -182,12 +187,16 @@ fn schema(carrying: &mut Carrying<'_>, option: &str, columns: &[&str], what_to_d
         return;
     }
     let is_whole = |column: &&&str| {
-        let is_one = carrying.is_known(column, |column| column.not_null) || carrying.is_known(column, |column| !column.not_null);
+        let is_one =
+            carrying.is_known(column, |column| column.not_null) || carrying.is_known(column, |column| !column.not_null);
         is_one && carrying.is_known(column, has_plain_schema)
     };
     let lacking: Vec<_> = columns.iter().filter(|column| !is_whole(column)).copied().collect();
     if !lacking.is_empty() {
-        let why = format!("carried for {}: {NOT_IN_SCHEMA}, and a column is NOT NULL in all outboxes or in none", lacking.join(", "));
+        let why = format!(
+            "carried for {}: {NOT_IN_SCHEMA}, and a column is NOT NULL in all outboxes or in none",
+            lacking.join(", ")
+        );
         carrying.left(option, MayDiffer, why, ASK_CONSUMERS);
     }
 }
@@ -378,7 +387,11 @@ fn plain_value(
             let what_to_do = "connect('schema', 'required') in format.value where the payload is NOT NULL";
             schema(carrying, VALUE, &[payload], what_to_do);
             let connect = with_schema(carrying, payload);
-            if tombstone { format!("filled|{}, 'tombstone')", connect.trim_end_matches(')')) } else { connect.to_owned() }
+            if tombstone {
+                format!("filled|{}, 'tombstone')", connect.trim_end_matches(')'))
+            } else {
+                connect.to_owned()
+            }
         }
         (Converter::Text, None) => {
             let connect = printed(carrying, VALUE, payload);

@@ -279,6 +279,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("transforms.filter.condition", Effect::Differs),
             ("transforms.router.predicate", Effect::MayDiffer),
             ("transforms.router.table.field.event.id", Effect::ToDo),
+            ("transforms.router.table.field.event.timestamp", Effect::MayDiffer),
             ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
             (placement, Effect::Differs),
             (placement, Effect::Differs),
@@ -610,7 +611,7 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
         (
             "value.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC",
             vec![outbox("a.o", "text", "numeric")],
-            ("a.o", "{aggregateid}", "{payload|connect('schema')}", "value.converter value.converter.decimal.format"),
+            ("a.o", "{aggregateid}", "{payload|connect('schema')}", "value.converter.decimal.format"),
         ),
     ] {
         let (tables_of, key, value, seen) = wanted;
@@ -626,6 +627,57 @@ fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
     assert_eq!(with_default(Some("'{}'::jsonb")), "table.include.list");
     assert_eq!(with_default(Some("NULL::jsonb")), "");
     assert_eq!(with_default(None), "");
+}
+
+#[test]
+fn what_debezium_makes_of_a_columns_type_is_listed_by_column() {
+    const OPTIONS: &str = "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
+                           transforms.o.type=io.debezium.transforms.outbox.EventRouter\ntable.include.list=a.o\n\
+                           key.converter=JsonConverter\nvalue.converter=JsonConverter\nvalue.converter.schemas.enable=false\n";
+    let with = |key: &str, change: fn(&mut catalog::Column), more: &str| {
+        let mut table = outbox("a.o", key, "jsonb");
+        table.table.columns.iter_mut().filter(|column| column.name == "aggregateid").for_each(change);
+        let import = Connector::read("c.properties", &format!("{OPTIONS}{more}")).unwrap().import(&[table]);
+        let outbox = config(&import).outboxes.remove(0);
+        let is_of_column = |left: &&Left| {
+            matches!(left.option.as_str(), "table.include.list" | "key.converter") || left.option.ends_with("timestamp")
+        };
+        let left = import.left.iter().filter(is_of_column).map(|left| (left.option.clone(), left.effect));
+        (outbox.route.key.unwrap().source().to_owned(), left.collect::<Vec<_>>())
+    };
+    const NOTHING: fn(&mut catalog::Column) = |_| ();
+    const AS_ARRAY: fn(&mut catalog::Column) = |column| column.base.category = "A".to_owned();
+    let listed = |effects: &[Effect]| {
+        effects.iter().map(|effect| ("table.include.list".to_owned(), *effect)).collect::<Vec<_>>()
+    };
+    for (key, change, wanted) in [
+        ("text", NOTHING, listed(&[])),
+        ("numeric", NOTHING, listed(&[Effect::ToDo])),
+        ("timetz", NOTHING, listed(&[Effect::MayDiffer])),
+        ("pg_lsn", NOTHING, listed(&[Effect::Differs])),
+        ("name", NOTHING, listed(&[Effect::Differs])),
+        ("_text", AS_ARRAY, listed(&[Effect::ToDo])),
+        ("_price", AS_ARRAY, listed(&[Effect::Differs])),
+        ("_timestamptz", AS_ARRAY, listed(&[Effect::ToDo, Effect::MayDiffer])),
+    ] {
+        let (template, left) = with(key, change, "");
+        assert_eq!((template.as_str(), left), ("{aggregateid|connect('schema')}", wanted), "{key}");
+    }
+    let (template, left) = with("text", |column| column.not_null = true, "");
+    assert_eq!((template.as_str(), left.len()), ("{aggregateid|connect('schema', 'required')}", 0));
+    for lacking in [
+        |column: &mut catalog::Column| column.default = Some("'x'::text".to_owned()),
+        |column| {
+            column.base.category = "E".to_owned();
+        },
+    ] {
+        assert!(with("text", lacking, "").1.contains(&("key.converter".to_owned(), Effect::MayDiffer)));
+    }
+    let timestamp = "transforms.o.table.field.event.timestamp";
+    for (key, effect) in [("timestamp", Effect::ToDo), ("timestamptz", Effect::MayDiffer)] {
+        let left = with(key, NOTHING, &format!("{timestamp}=aggregateid")).1;
+        assert!(left.contains(&(timestamp.to_owned(), effect)), "{left:?}");
+    }
 }
 
 #[test]
@@ -857,7 +909,12 @@ impl Captures {
             }
         }
         let more = captured.into_iter();
-        pairs.extend(more.map(|(id, captured)| Pair { id, row: None, captured: Some(captured), ours: Err("none".into()) }));
+        pairs.extend(more.map(|(id, captured)| Pair {
+            id,
+            row: None,
+            captured: Some(captured),
+            ours: Err("none".into()),
+        }));
         (import, pairs)
     }
 
@@ -939,7 +996,7 @@ fn rows_of_random_connectors_are_compared() {
     let folder = std::env::var("WALRELAY_DIFFERENTIAL_DIR").expect("the folder with the captures");
     let captures = Captures::read(&folder);
     let mut lines = String::new();
-    for case in captures.cases() {
+    for case in Captures::names(&captures.folder.join("records")) {
         let (import, pairs) = captures.compared(&case, false);
         lines.push_str(&serde_json::json!({"case": case, "left": import.left, "toml": import.toml}).to_string());
         lines.push('\n');
