@@ -282,16 +282,17 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
         };
         carrying.draft.header("id", &written(carrying, "header", id, of_id));
     }
+    let has_schemas = converter == Converter::Json { schemas: true };
     let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
     for one in placed.iter().filter(|one| one.place == Place::Header) {
         if is_text {
             printed(carrying, HEADER, &one.column);
         }
         let is_plain = functions == "connect" && known_to_be_text.contains(&one.column.as_str());
-        let functions = match &converter {
-            Converter::Json { schemas: true } => with_schema(carrying, &one.column),
-            _ if is_plain => "",
-            _ => functions,
+        let functions = match is_plain {
+            true => "",
+            false if has_schemas => with_schema(carrying, &one.column),
+            false => functions,
         };
         let template = written(carrying, "header", &one.column, functions);
         if !carrying.draft.header(&one.alias, &template) {
