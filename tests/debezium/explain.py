@@ -9,6 +9,7 @@ import collections
 import json
 import pathlib
 import re
+import struct
 import sys
 
 PAGE = "docs/moving-from-debezium.md"
@@ -335,11 +336,18 @@ def of_types(d):
 
 
 def same_numbers(d, debezium, walrelay):
+    """Whether two forms are of one number, or of arrays of the same numbers."""
+    size = "f" if d.element == "float4" else "d"
+
+    def rounded(value):
+        if isinstance(value, list):
+            return [rounded(one) for one in value]
+        return None if value is None else struct.pack(size, float(value))
+
     try:
-        if isinstance(walrelay, (list, dict)):
-            return numbers_as_numbers(debezium) == numbers_as_numbers(walrelay)
-        return float(debezium or d.debezium) == float(walrelay or d.walrelay)
-    except (TypeError, ValueError):
+        both = [debezium, walrelay] if isinstance(walrelay, list) else [debezium or d.debezium, walrelay or d.walrelay]
+        return rounded(both[0]) == rounded(both[1])
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
