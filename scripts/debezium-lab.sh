@@ -96,14 +96,16 @@ is_failed() { # CASE
 # Waits until these cases are at the end: settled, and nothing has been added to any log for ten seconds.
 until_settled() { # CASE...
     local before='' now quiet_s=0
-    for _ in $(seq 120); do
+    for _ in $(seq 300); do
         sleep 2
+        kill -0 "${connect:-$$}" || break
         now=$(find "$run/kafka" -name '*.log' -path '*/[cs][0-9]*' -printf '%s %f\n' | sort | md5sum)
         if [ "$now" = "$before" ] && settled "$@"; then quiet_s=$((quiet_s + 2)); else quiet_s=0; fi
         before=$now
         [ "$quiet_s" -lt 10 ] || return 0
     done
-    say "not at the end after four minutes: the files may lack records"
+    say "not at the end after ten minutes, or Kafka Connect has ended: the files may lack records"
+    tail -n 5 "$run/connect.log" >&2
 }
 # A slot, and the connector with the port of the Postgres here.
 prepare() { # FOLDER CASE
