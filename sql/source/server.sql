@@ -30,6 +30,6 @@ select pg_catalog.jsonb_build_object(
     'physical_slots', (
         select coalesce(pg_catalog.jsonb_agg(s.slot_name order by s.slot_name), '[]'::jsonb)
         from pg_catalog.pg_replication_slots s
-        where s.slot_type = 'physical' and not s.temporary
+        where s.slot_type = 'physical' and not s.temporary and s.active
     )
 )::text

@@ -3,6 +3,7 @@
 //! [`inspect`] reads facts from the server. [`judge()`] decides by the facts alone, so that a table of tests covers every fault.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use serde::Deserialize;
 use tokio_postgres::Client;
@@ -176,7 +177,8 @@ pub(crate) struct Server {
     pub synchronized_standby_slots: Option<String>,
     /// Names in `synchronized_standby_slots` that are no physical slot of this server.
     pub standby_slots_missing: Vec<String>,
-    /// Slots of standbys, and of other receivers of the whole WAL.
+    /// Slots of standbys, and of other receivers of the whole WAL, that are connected. A setting that names another one
+    /// stops delivery.
     pub physical_slots: Vec<String>,
 }
 
@@ -342,7 +344,7 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
         findings.push(Finding::new("publication", publication, Err(fault)));
     }
     if facts.slot.is_some() {
-        findings.push(Finding::new("wal-retention", slot, Ok(retention_warnings(server, found, slot))));
+        findings.push(Finding::new("wal-retention", slot, Ok(retention_warnings(facts, found, slot))));
         findings.push(Finding::new("standby-slots", slot, Ok(standby_warnings(server, found, slot))));
     }
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
@@ -441,7 +443,7 @@ fn judge_settings(server: &Server) -> Result<()> {
     if server.wal_level != "logical" {
         let cause = format!("wal_level is {}, and logical replication needs logical", server.wal_level);
         return Err(Error::new(Kind::PostgresUnfit, cause).remedy(
-            "alter system set wal_level = 'logical', then restart Postgres (rds.logical_replication = 1 on RDS)",
+            "alter system set wal_level = 'logical'; -- then restart Postgres; on RDS set rds.logical_replication = 1",
         ));
     }
     Ok(())
@@ -451,7 +453,7 @@ fn judge_role(server: &Server) -> Result<()> {
     if !server.may_replicate {
         let role = quoted(&server.role);
         return Err(Error::new(Kind::PostgresRefused, format!("role {role} may not use replication slots"))
-            .remedy(format!("alter role {role} replication (on RDS: grant rds_replication to {role})")));
+            .remedy(format!("alter role {role} replication; -- on RDS: grant rds_replication to {role}")));
     }
     Ok(())
 }
@@ -559,7 +561,7 @@ fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
         (None, "p", None) => Ok(()),
         (None, "p", Some(part)) => unpublished(
             format!("partition {part} of {name} is unlogged or foreign: its rows are never in the stream"),
-            format!("alter table {part} set logged, or detach it from {name}"),
+            format!("alter table {part} set logged; -- or detach it from {name}"),
         ),
         (None, ..) => unpublished(
             format!("table {name} is temporary: its rows are never in the WAL"),
@@ -600,8 +602,8 @@ impl Published<'_> {
                     "table {table_name} is not in publication {name}: never added, or dropped and created again since"
                 ),
                 format!(
-                    "alter publication {sql_name} add table {table_name}. Rows inserted before that are not in the stream; \
-                     where walrelay knows what was published, it reads them from the table"
+                    "alter publication {sql_name} add table {table_name}; -- rows inserted before that are not in the \
+                     stream; where walrelay knows what was published, it reads them from the table"
                 ),
             );
         }
@@ -619,7 +621,7 @@ impl Published<'_> {
                      partitions"
                 ),
                 format!(
-                    "alter publication {sql_name} set (publish_via_partition_root = true), and insert again what was \
+                    "alter publication {sql_name} set (publish_via_partition_root = true); -- and insert again what was \
                      inserted before: in the log it keeps the names of partitions"
                 ),
             );
@@ -741,32 +743,46 @@ fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32
     of.into_iter().filter_map(|(holds, text)| holds.then_some(text)).collect()
 }
 
-fn retention_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
-    const BOUND: &str = "alter system set max_slot_wal_keep_size = '…GB'; select pg_reload_conf()";
+/// The least bound on retained WAL that is suggested: a few checkpoints of a server with the default `max_wal_size`.
+const WAL_BOUND_MIN_MB: i64 = 4096;
+
+/// The SQL that changes a setting, with a remark. A line per statement: `alter system` refuses to run with others.
+fn altered(setting: &str, value: impl Display, remark: &str) -> String {
+    format!("alter system set {setting} = '{value}'; -- {remark}\nselect pg_reload_conf();")
+}
+
+fn retention_warnings(facts: &Facts, found: &Slot, slot: &SlotName) -> Vec<Warning> {
+    const RAISE: &str = "or see that a relay works; at most half of the free disk space";
+    let server = &facts.server;
+    let limit_mb = server.max_slot_wal_keep_mb.filter(|limit_mb| *limit_mb >= 0);
+    let retained = found.restart_lsn.map_or(0, |restart| facts.wal_end.bytes_since(restart));
+    let retained_mb = i64::try_from(retained / (1024 * 1024)).unwrap_or(i64::MAX);
+    // Twice of what is kept now, or may be.
+    let bound_mb = limit_mb.unwrap_or(WAL_BOUND_MIN_MB).max(retained_mb).saturating_mul(2);
+    let bound = |remark| altered("max_slot_wal_keep_size", format_args!("{bound_mb}MB"), remark);
     let lost = |limit_mb| format!("slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind");
-    let mut warnings = vec![match (server.max_slot_wal_keep_mb, found.safe_wal_size) {
-        (Some(-1) | None, _) => {
+    let mut warnings = vec![match (limit_mb, found.safe_wal_size) {
+        (None, _) => {
             let text = format!(
                 "max_slot_wal_keep_size is -1: while walrelay is away, slot {slot} keeps WAL until the disk is full"
             );
-            Warning::risk(text, format!("choose at most half of the free disk space: {BOUND}"))
+            Warning::risk(text, bound("choose at most half of the free disk space"))
         }
         (Some(limit_mb), None) => Warning::note(lost(limit_mb)),
         (Some(limit_mb), Some(left)) => {
             let left_mb = left / (1024 * 1024);
             let text = format!("{}; {left_mb} MB are left", lost(limit_mb));
-            Warning::risk(text, format!("see that a relay works, or raise the limit: {BOUND}"))
-                .only_if(left_mb < limit_mb / 2)
+            Warning::risk(text, bound(RAISE)).only_if(left_mb < limit_mb / 2)
         }
     }];
     if found.wal_status.as_deref() == Some("unreserved") {
         let text = format!("slot {slot} is about to be lost: the next checkpoint may remove WAL it needs");
-        warnings.push(Warning::risk(text, format!("see that a relay works, or raise the limit: {BOUND}")));
+        warnings.push(Warning::risk(text, bound(RAISE)));
     }
     if let Some(timeout) = server.idle_replication_slot_timeout.as_deref().filter(|timeout| *timeout != "0") {
         warnings.push(Warning::risk(
             format!("slot {slot} is lost, and events with it, when walrelay is away for {timeout}"),
-            "alter system set idle_replication_slot_timeout = 0; select pg_reload_conf()",
+            altered("idle_replication_slot_timeout", 0, "max_slot_wal_keep_size then still bounds the WAL"),
         ));
     }
     warnings
@@ -775,13 +791,16 @@ fn retention_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<War
 /// Without a physical slot there is, as far as the server tells, no standby that could be promoted.
 fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
     let (standbys, major) = (&server.physical_slots, server.major());
-    let wait =
-        format!("alter system set synchronized_standby_slots = '{}'; select pg_reload_conf()", standbys.join(", "));
+    let wait = altered(
+        "synchronized_standby_slots",
+        standbys.join(", "),
+        "delivery then waits for the standby of each of these slots",
+    );
     let (text, remedy) = match found.failover {
         Some(false) => (
             format!("slot {slot} has failover off: it does not exist on a standby that is promoted"),
             format!(
-                "stop the relay, then: psql 'dbname={} replication=database' -c 'alter_replication_slot {slot} (failover \
+                "stop the relay, then: psql 'dbname={} replication=database' -c 'ALTER_REPLICATION_SLOT {slot} (FAILOVER \
                  true)'",
                 server.database
             ),

@@ -148,7 +148,11 @@ impl Report<'_> {
         let mut rows = vec![["state", "check", "subject", "found"].map(str::to_owned)];
         for Check { check, subject, state, found, fix, .. } in &self.checks {
             rows.push([(*state).to_owned(), (*check).to_owned(), subject.clone(), found.clone()]);
-            rows.extend(fix.iter().map(|fix| [String::new(), String::new(), String::new(), format!("fix: {fix}")]));
+            // A line is what can be pasted alone.
+            for (number, line) in fix.iter().flat_map(|fix| fix.lines()).enumerate() {
+                let lead = if number == 0 { "fix: " } else { "     " };
+                rows.push([String::new(), String::new(), String::new(), format!("{lead}{line}")]);
+            }
         }
         let warnings = counted(self.count(WARNING), WARNING);
         format!("{}\n\n{} ok, {warnings}, {} wrong\n", aligned(&rows), self.count(OK), self.count(WRONG))
@@ -181,7 +185,7 @@ mod tests {
         report.ok("topic", "t", "1 partition");
         report.warning("slot", "orders", "no relay", Some(Remedy::from(NextCommand::new("status"))));
         assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 1);
-        report.wrong("topic", "t", &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it"));
+        report.wrong("topic", "t", &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it;\nuse it"));
         report.ok("topic", "t", "1 partition");
         assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 31);
         insta::assert_snapshot!(report.text(), @r"
@@ -189,13 +193,14 @@ mod tests {
         warning  slot   orders   no relay
                                  fix: walrelay status --slot orders
         wrong    topic  t        gone now
-                                 fix: create it
+                                 fix: create it;
+                                      use it
 
         0 ok, 1 warning, 1 wrong
         ");
         assert_eq!(
             serde_json::to_value(&report).unwrap()["checks"][1],
-            serde_json::json!({"check": "topic", "subject": "t", "state": "wrong", "found": "gone\nnow", "fix": "create it"})
+            serde_json::json!({"check": "topic", "subject": "t", "state": "wrong", "found": "gone\nnow", "fix": "create it;\nuse it"})
         );
     }
 }

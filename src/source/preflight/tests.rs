@@ -114,7 +114,7 @@ fn an_old_server_a_low_wal_level_and_a_role_without_replication_are_refused() {
             (
                 |facts| facts.server.wal_level = "replica".to_owned(),
                 "wal_level is replica",
-                "alter system set wal_level = 'logical'",
+                "alter system set wal_level = 'logical'; -- then restart Postgres",
             ),
         ],
     );
@@ -123,7 +123,7 @@ fn an_old_server_a_low_wal_level_and_a_role_without_replication_are_refused() {
         &[(
             |facts| facts.server.may_replicate = false,
             "role \"relay\" may not use replication slots",
-            "alter role \"relay\" replication",
+            "alter role \"relay\" replication; -- on RDS: ",
         )],
     );
 }
@@ -397,6 +397,41 @@ fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
         let warnings = judged(&facts).expect(says);
         assert!(warnings.iter().any(|warning| warning.contains(says)), "{says:?}: {warnings:?}");
     }
+}
+
+#[test]
+fn a_setting_is_changed_by_one_statement_a_line_with_its_value_filled_in() {
+    let remedies = |change: Change| {
+        let mut facts = fit();
+        change(&mut facts);
+        let findings = survey(&facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()]);
+        let warnings = findings.into_iter().filter_map(|finding| finding.found.ok()).flatten();
+        warnings.filter_map(|warning| warning.remedy).collect::<Vec<_>>()
+    };
+    let unlimited = |facts: &mut Facts| facts.server.max_slot_wal_keep_mb = Some(-1);
+    assert_eq!(
+        remedies(unlimited),
+        ["alter system set max_slot_wal_keep_size = '8192MB'; -- choose at most half of the free disk space\n\
+          select pg_reload_conf();"]
+    );
+    // Of the 6 GB that are kept, and of a limit of 4 GB, twice as much.
+    let keeps = |facts: &mut Facts| {
+        facts.server.max_slot_wal_keep_mb = None;
+        facts.wal_end = Lsn::new(7 << 30);
+        slot_of(facts).restart_lsn = Some(Lsn::new(1 << 30));
+    };
+    assert!(remedies(keeps)[0].contains("= '12288MB';"));
+    let unreserved = |facts: &mut Facts| slot_of(facts).wal_status = Some("unreserved".to_owned());
+    assert!(remedies(unreserved)[0].contains("= '8192MB'; -- or see that a relay works"));
+    let no_wait = |facts: &mut Facts| {
+        facts.server.synchronized_standby_slots = None;
+        facts.server.physical_slots = vec!["a".to_owned(), "b".to_owned()];
+    };
+    assert_eq!(
+        remedies(no_wait),
+        ["alter system set synchronized_standby_slots = 'a, b'; -- delivery then waits for the standby of each of these \
+          slots\nselect pg_reload_conf();"]
+    );
 }
 
 #[test]
