@@ -3,7 +3,7 @@
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
-use crate::config::layers::{CONFIG_VARIABLE, may_hold_password};
+use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
 use crate::demo;
 use crate::error::{Error, Flag, Kind, NextCommand, Result};
@@ -305,21 +305,22 @@ fn innermost(typed: &ArgMatches) -> &ArgMatches {
     typed.subcommand().map_or(typed, |(_, nested)| innermost(nested))
 }
 
-/// The typed flags that select the relay. The next command reads the environment by
+/// The typed flags that set keys, without those that may hold a secret. The next command reads the environment by
 /// itself.
 fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
     let command = innermost(typed);
-    let value_of = |name: &str| {
-        let id = name.replace('-', "_");
-        command.try_get_raw(&id).ok()??.next()?.to_str()
+    let flag = |name: &'static str| {
+        let is_shown = |value: &&str| match name {
+            "database-url" => !may_hold_password(value),
+            "set" => !may_hold_secret(value),
+            _ => true,
+        };
+        let values = command.try_get_raw(&name.replace('-', "_")).ok().flatten().into_iter().flatten();
+        let shown = values.filter_map(|value| value.to_str()).filter(is_shown);
+        shown.map(|value| Flag { name, value: Some(shell_word(value)) }).collect::<Vec<_>>()
     };
-    let shows_password = |name: &str, value: &str| name == "database-url" && may_hold_password(value);
-    let all = ["config", "database-url", "slot", "publication", "table"].into_iter();
-    all.filter_map(|name| {
-        let value = value_of(name).filter(|value| !shows_password(name, value))?;
-        Some(Flag { name, value: Some(shell_word(value)) })
-    })
-    .collect()
+    let keys = KEYS.iter().filter_map(|key| key.flag);
+    ["config", "set"].into_iter().chain(keys).flat_map(flag).collect()
 }
 
 /// `next` with those of `flags` that it takes, so that it concerns the same relay.
@@ -667,5 +668,26 @@ mod tests {
         assert!(repeats("postgres://me@db/shop"));
         assert!(!repeats("postgres://me:canary@db/shop") && !repeats("host=db password=canary"));
         assert!(!repeats("postgres://me:c%61nary@db/shop"));
+    }
+
+    #[test]
+    fn a_suggested_command_sets_the_same_keys_without_secrets() {
+        let mut line = vec!["walrelay", "doctor", "--brokers", "b:9092,c:9092", "--mode", "auto", "--sink", "null"];
+        line.extend(["--set", "state.topic=s", "--set", "outbox.pending=done is null"]);
+        for secret in [
+            "kafka.properties.sasl.password=canary",
+            "kafka.properties={\"ssl.key.pem\"=\"canary\"}",
+            "kafka.properties.\"sasl.pass\\u0077ord\"='canary'",
+            "database.url=postgres://me:canary@db/shop",
+        ] {
+            line.extend(["--set", secret]);
+        }
+        let next = |name| with_flags(NextCommand::new(name), &flags_of(&line)).to_string();
+        assert_eq!(
+            next("run"),
+            "walrelay run --set state.topic=s --set 'outbox.pending=done is null' --mode auto --sink null --brokers \
+             b:9092,c:9092"
+        );
+        assert_eq!(next("status"), "walrelay status --set state.topic=s --set 'outbox.pending=done is null'");
     }
 }

@@ -185,7 +185,7 @@ pub(crate) fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Err
 }
 
 pub(crate) fn shell_word(text: &str) -> String {
-    match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
+    match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c)) {
         true => text.to_owned(),
         false => format!("'{}'", text.replace('\'', "'\\''")),
     }

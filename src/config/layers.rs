@@ -717,6 +717,11 @@ pub(crate) fn may_hold_password(url: &str) -> bool {
     holds_password(url) || url.contains('%')
 }
 
+/// Whether a `--set` that is to be shown may hold a secret: an escape of TOML can hide the word.
+pub(crate) fn may_hold_secret(set: &str) -> bool {
+    may_hold_password(set) || is_secret_property(set) || set.contains('\\')
+}
+
 /// Whether a librdkafka property of this name is a secret.
 pub(super) fn is_secret_property(name: &str) -> bool {
     const SECRET: &[&str] = &["password", "secret", "key.pem", "ssl_key", "oauthbearer.config", "token"];
