@@ -6,6 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, RunSettings, flags};
 use crate::cli::output::{Outcome, Output, aligned, cell, error_lines, note, print, print_report, warn};
+use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::{Session, is_about_value};
 use crate::config::written::effective;
 use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
@@ -137,8 +138,11 @@ pub(super) async fn upkeep(session: &Session, config: &Config) -> Result<()> {
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
     };
     let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
-    for outbox in tables.filter(has_sql) {
+    for outbox in tables.clone().filter(has_sql) {
         table_facts(session.client(), outbox).await?;
+    }
+    for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
+        check_counts(session, outbox).await?;
     }
     // A check creates no table, and only prepares the statements.
     let parking = match Parking::of(config) {

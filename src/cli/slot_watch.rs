@@ -3,10 +3,13 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use tokio_postgres::error::SqlState;
+
 use crate::cli::sql::Session;
 use crate::cli::status;
 use crate::config::{OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_table;
 use crate::telemetry::metrics::{Rows, SlotState};
 use crate::telemetry::{Side, Telemetry};
@@ -52,6 +55,25 @@ impl RowCount {
         });
         Ok(counts.collect())
     }
+}
+
+/// Has Postgres check the counts of this outbox's rows, of which a relay only logs that they fail.
+pub(super) async fn check_counts(session: &Session, outbox: &OutboxConfig) -> Result<()> {
+    const DOING: &str = "checking outbox.failed";
+    for count in RowCount::of(outbox)? {
+        let Err(error) = session.client().prepare(&count.sql).await else { continue };
+        match error.code() {
+            // A role without the right to read gets no metric.
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {}
+            Some(_) => {
+                let cause = fault::sql(While::Querying(DOING), &error);
+                return Err(Error::new(Kind::Config, cause)
+                    .remedy("write a condition over the table's columns, such as failed = \"status = 'FAILED'\""));
+            }
+            None => return Err(fault::sql(While::Querying(DOING), &error)),
+        }
+    }
+    Ok(())
 }
 
 /// Looks at a slot and counts rows for the metrics, with a session of its own.
