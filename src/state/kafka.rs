@@ -181,24 +181,14 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
 /// Says whether the topic is fit. Brokers may not know its settings before `until`.
 fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>) -> Result<()> {
     let partitions = seen.partitions.len();
-    if partitions != 1 {
-        let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
-        return Err(Error::new(Kind::KafkaRefused, cause)
-            .remedy("configure another state topic: walrelay creates it with one partition"));
-    }
+    judge(topic, partitions, None)?;
     if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
         let (replicas, brokers) = (seen.replicas, seen.brokers.len());
         tracing::warn!(event = "state_topic_underreplicated", %topic, replicas, brokers,
             "the state topic has few replicas");
     }
     match asked(&seen.brokers, until, |broker| admin.setting(topic, "cleanup.policy", broker)) {
-        Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
-        Ok(policy) => {
-            let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
-            Err(Error::new(Kind::KafkaRefused, cause).remedy(format!(
-                "kafka-configs --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
-            )))
-        }
+        Ok(policy) => judge(topic, partitions, Some(&policy)),
         Err(why) => {
             let fix = "make sure that cleanup.policy=compact";
             tracing::warn!(event = "state_topic_unchecked", %topic, error = why, fix,
@@ -206,6 +196,21 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
             Ok(())
         }
     }
+}
+
+/// Whether a topic with this number of partitions and, where it is known, `cleanup.policy` keeps a position.
+pub(crate) fn judge(topic: &str, partitions: usize, cleanup_policy: Option<&str>) -> Result<()> {
+    if partitions != 1 {
+        let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
+        return Err(Error::new(Kind::KafkaRefused, cause)
+            .remedy("configure another state topic: walrelay creates it with one partition"));
+    }
+    let deletes = |policy: &&str| !policy.split(',').any(|part| part.trim() == "compact");
+    let Some(policy) = cleanup_policy.filter(deletes) else { return Ok(()) };
+    let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
+    Err(Error::new(Kind::KafkaRefused, cause).remedy(format!(
+        "kafka-configs --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
+    )))
 }
 
 /// How long the relay waits for transactions of others.
@@ -444,6 +449,16 @@ mod tests {
         assert_eq!(orders.load().await, Ok(Some(stored(50))));
         assert_eq!(others.load().await, Ok(Some(stored(50_000))));
         assert_eq!(open(&lab, "third").await.unwrap().load().await, Ok(None));
+    }
+
+    #[test]
+    fn a_topic_that_is_not_compacted_keeps_no_position() {
+        for fit in [None, Some("compact"), Some("delete, compact")] {
+            assert_eq!(judge("t", 1, fit), Ok(()));
+        }
+        let error = judge("t", 1, Some("delete")).unwrap_err();
+        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert!(error.what_to_do().unwrap().ends_with("--entity-name t --add-config cleanup.policy=compact"));
     }
 
     #[tokio::test(flavor = "multi_thread")]

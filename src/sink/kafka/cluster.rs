@@ -12,7 +12,7 @@ use rdkafka::util::get_rdkafka_version;
 
 use super::faults::{self, Subject};
 use super::options::Options;
-use super::topic_reader::{ADMIN_TIMEOUT, TopicAdmin};
+use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Result};
 
@@ -48,11 +48,15 @@ pub(crate) struct Description {
     pub may_write: bool,
     /// `max.message.bytes`; none where the client may not see the topic's settings.
     pub message_max_bytes: Option<usize>,
+    /// `min.insync.replicas`, likewise.
+    pub in_sync_min: Option<usize>,
+    /// `cleanup.policy`, likewise.
+    pub cleanup_policy: Option<String>,
 }
 
 impl Cluster {
-    /// Asks `broker` about itself and these topics, of which no two may be the same. Blocks; for a thread of its own in a
-    /// Tokio runtime.
+    /// Asks `broker` about itself and these topics, of which no two may be the same, with three questions whatever their
+    /// number. Blocks; for a thread of its own in a Tokio runtime.
     pub(crate) fn read(config: &KafkaConfig, broker: i32, topics: &[String]) -> Result<Cluster> {
         let admin = TopicAdmin::open(&Options::reader(config)?)?;
         let cluster = Cluster::ask(&admin, broker, topics);
@@ -61,19 +65,38 @@ impl Cluster {
     }
 
     fn ask(admin: &TopicAdmin, broker: i32, topics: &[String]) -> Result<Cluster, RDKafkaErrorCode> {
-        let settings = admin.settings(ResourceSpecifier::Broker(broker), Some(broker));
-        let of = |name| settings.as_ref().ok().and_then(|settings| value(settings, name));
         let described = describe(admin.0.inner(), topics, broker)?;
+        let missing = topics.iter().zip(&described).filter(|(_, answer)| is_missing(answer));
+        let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
+        let mut creations = admin.may_create(&missing).into_iter();
+        let mut asked = vec![ResourceSpecifier::Broker(broker)];
+        asked.extend(topics.iter().map(|topic| ResourceSpecifier::Topic(topic)));
+        let settings = admin.settings(&asked, Some(broker));
+        let (settings, why) = settings.map_or_else(|why| (Vec::new(), why), |all| (all, HIDDEN.to_owned()));
+        let mut settings = settings.iter();
+        let of_broker = settings.next().filter(|settings| !settings.entries.is_empty());
+        let of = |name| value(of_broker?, name);
         // Brokers have this setting up to 3.9.
-        let of_brokers = of("inter.broker.protocol.version").unwrap_or_else(|| match &settings {
-            Ok(_) => "4.0 or newer".to_owned(),
-            Err(why) => format!("not known, because {why}"),
+        let of_brokers = of("inter.broker.protocol.version").unwrap_or_else(|| match of_broker {
+            Some(_) => "4.0 or newer".to_owned(),
+            None => format!("not known, because {why}"),
         });
         Ok(Cluster {
             versions: format!("librdkafka {}; protocol of the brokers: {of_brokers}", get_rdkafka_version().1),
             creates_topics: of("auto.create.topics.enable").map(|value| value == "true"),
             transaction_max_ms: of("transaction.max.timeout.ms").and_then(|value| value.parse().ok()),
-            topics: topics.iter().zip(described).map(|(name, answer)| Topic::of(admin, broker, name, answer)).collect(),
+            topics: topics
+                .iter()
+                .zip(described)
+                .map(|(name, answer)| {
+                    let settings = settings.next();
+                    match answer {
+                        Ok(described) => Topic::Exists(described.with(settings)),
+                        Err(_) if is_missing(&answer) => Topic::Missing(creations.next().unwrap_or(Ok(()))),
+                        Err(code) => Topic::Refused(faults::explain(code, of_topic(name))),
+                    }
+                })
+                .collect(),
         })
     }
 
@@ -85,22 +108,22 @@ impl Cluster {
     }
 }
 
-impl Topic {
-    fn of(admin: &TopicAdmin, broker: i32, name: &str, answer: Answer) -> Topic {
-        use RDKafkaErrorCode as Code;
-        match answer {
-            Ok(described) => {
-                let settings = admin.settings(ResourceSpecifier::Topic(name), Some(broker)).ok();
-                let limit = settings.and_then(|settings| value(&settings, "max.message.bytes")?.parse().ok());
-                Topic::Exists(Description { message_max_bytes: limit, ..described })
-            }
-            Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Topic::Missing(admin.may_create(name)),
-            Err(code) => Topic::Refused(faults::explain(code, of_topic(name))),
-        }
-    }
+fn is_missing(answer: &Answer) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(answer, Err(Code::UnknownTopicOrPartition | Code::UnknownTopic))
 }
 
 impl Description {
+    fn with(self, settings: Option<&ConfigResource>) -> Description {
+        let of = |name| value(settings?, name);
+        Description {
+            message_max_bytes: of("max.message.bytes").and_then(|value| value.parse().ok()),
+            in_sync_min: of("min.insync.replicas").and_then(|value| value.parse().ok()),
+            cleanup_policy: of("cleanup.policy"),
+            ..self
+        }
+    }
+
     /// Whether topic `name` takes a record of this size.
     pub(crate) fn takes(&self, name: &str, record_bytes: usize) -> Result<()> {
         let Some(limit) = self.message_max_bytes.filter(|limit| record_bytes > *limit) else { return Ok(()) };
@@ -197,7 +220,7 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
             };
             let may_read = may(Operation::RD_KAFKA_ACL_OPERATION_READ);
             let may_write = may(Operation::RD_KAFKA_ACL_OPERATION_WRITE);
-            Ok(Description { partitions, replicas, may_read, may_write, message_max_bytes: None })
+            Ok(Description { partitions, replicas, may_read, may_write, ..Description::default() })
         };
         Ok((0..count).map(answer).collect())
     }

@@ -118,7 +118,7 @@ const FAULTS: &[Fault] = &[
         codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId],
         kind: Kind::TopicRefused,
         what: "the topic does not exist",
-        remedy: "create it: kafka-topics --create --topic {topic} --partitions … --replication-factor …",
+        remedy: "create it: kafka-topics --create --topic {topic}",
     },
     Fault {
         codes: &[UnknownPartition],
@@ -131,8 +131,8 @@ const FAULTS: &[Fault] = &[
         codes: &[PolicyViolation, ThrottlingQuotaExceeded, InvalidReplicationFactor, InvalidPartitions],
         kind: Kind::TopicRefused,
         what: "the brokers do not make the topic: a quota, a policy or their defaults for new topics forbid it",
-        remedy: "change what forbids it (the controller's log says what), or create the topic: kafka-topics --create --topic \
-                 {topic} --partitions … --replication-factor …",
+        remedy: "change what forbids it (the controller's log says what), or create the topic with a number of partitions and \
+                 replicas that is allowed: kafka-topics --create --topic {topic}",
     },
     Fault {
         codes: &[InvalidTopic],

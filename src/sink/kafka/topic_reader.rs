@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
+};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
@@ -363,7 +365,11 @@ fn is_young(error: &KafkaError) -> bool {
 }
 
 /// Why settings are not known. The client library keeps a refusal to itself and leaves the settings out.
-const HIDDEN: &str = "the Kafka user may not see its settings (DescribeConfigs)";
+pub(super) const HIDDEN: &str = "the Kafka user may not see its settings (DescribeConfigs)";
+
+fn no_answer(topic: &str) -> Error {
+    Error::new(Kind::KafkaUnreachable, format!("no answer to the creation of topic {topic}"))
+}
 
 /// Creates topics, and asks for their settings. Close it with [`TopicAdmin::close`].
 pub(crate) struct TopicAdmin(pub(super) AdminClient<Listening>);
@@ -380,45 +386,57 @@ impl TopicAdmin {
     pub(crate) fn create(&self, topic: &str, replicas: usize, settings: &[(&str, &str)]) -> Result<bool> {
         let replication = TopicReplication::Fixed(i32::try_from(replicas).unwrap_or(1));
         let new = settings.iter().fold(NewTopic::new(topic, 1, replication), |new, (name, value)| new.set(name, value));
-        self.ask_to_create(topic, &new, false)
+        let created = self.ask_to_create(std::slice::from_ref(&new), false);
+        created.into_iter().next().unwrap_or_else(|| Err(no_answer(topic)))
     }
 
-    /// Whether the brokers would create this topic for this client, with their defaults. Creates nothing.
-    pub(crate) fn may_create(&self, topic: &str) -> Result<()> {
-        let by_default = NewTopic::new(topic, -1, TopicReplication::Fixed(-1));
-        self.ask_to_create(topic, &by_default, true).map(|_| ())
+    /// Whether the brokers would create each of these topics for this client, with their defaults. Creates nothing.
+    pub(crate) fn may_create(&self, topics: &[&str]) -> Vec<Result<()>> {
+        let by_default = |topic| NewTopic::new(topic, -1, TopicReplication::Fixed(-1));
+        let new: Vec<_> = topics.iter().copied().map(by_default).collect();
+        self.ask_to_create(&new, true).into_iter().map(|created| created.map(|_| ())).collect()
     }
 
-    fn ask_to_create(&self, topic: &str, new: &NewTopic<'_>, only_asks: bool) -> Result<bool> {
+    /// The answers in the order of `new`.
+    fn ask_to_create(&self, new: &[NewTopic<'_>], only_asks: bool) -> Vec<Result<bool>> {
+        if new.is_empty() {
+            return Vec::new();
+        }
         let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT));
         let options = options.validate_only(only_asks);
-        let created = Handle::current().block_on(self.0.create_topics([new], &options));
-        let explain = |code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
-        match created.map_err(|error| explain(code(&error)))?.into_iter().next() {
-            Some(Ok(_)) => Ok(true),
-            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(false),
-            Some(Err((_, code))) => Err(explain(code)),
-            None => Err(Error::new(Kind::KafkaUnreachable, format!("no answer to the creation of topic {topic}"))),
-        }
+        let created = Handle::current().block_on(self.0.create_topics(new, &options));
+        let answer = |topic: &str| {
+            let explain = |code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+            let results = created.as_ref().map_err(|error| explain(code(error)))?;
+            let of = |result: &TopicResult| match result {
+                Ok(name) => (name == topic).then_some(Ok(true)),
+                Err((name, RDKafkaErrorCode::TopicAlreadyExists)) => (name == topic).then_some(Ok(false)),
+                Err((name, code)) => (name == topic).then(|| Err(explain(*code))),
+            };
+            results.iter().find_map(of).unwrap_or_else(|| Err(no_answer(topic)))
+        };
+        new.iter().map(|topic| answer(topic.name)).collect()
     }
 
     /// A setting of a topic, or why it is not known. `broker` is the id of any broker: asked by default is the controller,
     /// which may be out of reach.
     pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
-        let described = self.settings(ResourceSpecifier::Topic(topic), broker)?;
-        described.get(name).and_then(|entry| entry.value.clone()).ok_or_else(|| HIDDEN.to_owned())
+        let described = self.settings(&[ResourceSpecifier::Topic(topic)], broker)?;
+        let entry = described.first().and_then(|settings| settings.get(name)?.value.clone());
+        entry.ok_or_else(|| HIDDEN.to_owned())
     }
 
-    /// All settings of a topic or a broker, or why they are not known.
+    /// All settings of these topics and of one broker at most, in their order, or why they are not known. Those that the
+    /// client may not see are left out.
     pub(crate) fn settings(
         &self,
-        resource: ResourceSpecifier<'_>,
+        resources: &[ResourceSpecifier<'_>],
         broker: Option<i32>,
-    ) -> Result<ConfigResource, String> {
+    ) -> Result<Vec<ConfigResource>, String> {
         let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).broker_id(broker);
-        let asked = Handle::current().block_on(self.0.describe_configs([&resource], &options));
+        let asked = Handle::current().block_on(self.0.describe_configs(resources, &options));
         let results = asked.map_err(|error: KafkaError| code(&error).to_string())?;
-        results.into_iter().next().and_then(Result::ok).ok_or_else(|| HIDDEN.to_owned())
+        results.into_iter().collect::<Result<_, _>>().map_err(|code| code.to_string())
     }
 
     pub(crate) fn close(self) {
