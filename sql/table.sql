@@ -91,7 +91,10 @@ select pg_catalog.jsonb_build_object(
             ),
             'leads_index', exists (
                 select from pg_catalog.pg_index i
+                join pg_catalog.pg_class x on x.oid = i.indexrelid
+                join pg_catalog.pg_am m on m.oid = x.relam
                 where i.indrelid = tab.oid and i.indisvalid and i.indpred is null and i.indkey[0] = a.attnum
+                    and m.amname = 'btree'
             )
         ) order by a.attnum), '[]')
         from pg_catalog.pg_attribute a

@@ -59,7 +59,7 @@ pub struct Column {
     pub in_primary_key: bool,
     pub unique: bool,
     pub references: bool,
-    /// Whether an index over all rows begins with it.
+    /// Whether a btree over all rows begins with it.
     pub leads_index: bool,
 }
 

@@ -44,7 +44,7 @@ mod write_back;
 
 pub(crate) use self::jobs::RetentionLimit;
 pub(crate) use self::recovery::{can_be_read, which};
-pub(crate) use self::session::{polls_because, slot_now};
+pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;

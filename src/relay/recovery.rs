@@ -191,6 +191,10 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
 /// The table cannot be polled, or what is stored does not tell which of its rows were published.
 pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<Stored> {
     let Found { config, loaded, facts, slot, history } = found;
+    if config.state.store == StoreKind::Slot {
+        let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
+        return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
+    }
     if let Some(outbox) = config.outboxes.iter().find(|outbox| outbox.source.table().is_none()) {
         let cause = format!("{} are in no table, and cannot be polled", outbox.source);
         return Err(Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\""));

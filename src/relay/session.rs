@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio_postgres::Client;
 
 use crate::config::{Config, Mode, OnLoss, OutboxConfig, SourceConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
@@ -31,9 +32,9 @@ use crate::relay::store::{AnyStore, Known, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, SinkHandle, Transactional};
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, Pending, WalPosition, Watched};
+use crate::source::control::{Control, Pending, WalPosition, Watched, timeline};
 use crate::source::lease::{self, Hold};
-use crate::source::preflight::{self, Facts, Slot};
+use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
@@ -287,11 +288,7 @@ impl Lease {
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
         let control = Control::start(sql, watched(config)).await?;
-        let (server, history) = identify_by_any(config, &facts, &control, why).await?;
-        if matches!(why, TableReason::Poll(_)) && config.state.store == StoreKind::Slot {
-            let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
-            return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
-        }
+        let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let (store, loaded) = read_position(config, producer, &control, known).await?;
         let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
@@ -348,7 +345,7 @@ async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineS
 async fn identify_by_any(
     config: &Config,
     facts: &Facts,
-    control: &Control,
+    timeline: impl Future<Output = Result<u32>>,
     why: &TableReason,
 ) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
     if !matches!(why, TableReason::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
@@ -362,7 +359,7 @@ async fn identify_by_any(
             asked => return asked,
         }
     }
-    let timeline = control.timeline().await?;
+    let timeline = timeline.await?;
     let system_identifier = facts.system_identifier.clone().unwrap_or_default();
     Ok((ServerIdentity { system_identifier, timeline }, Vec::new()))
 }
@@ -490,15 +487,65 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
     if let Some(why) = instead.map(str::to_owned).or_else(|| polls_because(&config.source, facts)) {
         return Ok(Some(TableReason::Poll(why)));
     }
-    // One that is being made has no position yet.
-    let needs_making = |slot: &Slot| {
-        slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
-    };
-    if facts.slot.as_ref().is_none_or(needs_making) {
+    if needs_slot(facts) {
         preflight::judge_server(&facts.server)?;
         return Ok(Some(TableReason::Gap));
     }
     Ok(None)
+}
+
+/// Whether the slot is missing, or is ours and cannot be streamed.
+fn needs_slot(facts: &Facts) -> bool {
+    // One that is being made has no position yet.
+    let needs_making = |slot: &Slot| {
+        slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
+    };
+    facts.slot.as_ref().is_none_or(needs_making)
+}
+
+/// Whether a relay makes the slot, unless what is stored forbids it: [`start_from`].
+pub(crate) fn makes_slot(config: &Config, facts: &Facts) -> bool {
+    needs_slot(facts) && facts.publication().is_some() && config.state.store != StoreKind::Slot
+}
+
+/// What a relay that starts now makes of slot and stored position. Changes nothing. Load the position after `facts` were
+/// read: a relay that works has stored it before it confirms.
+///
+/// # Errors
+/// Those with which the relay would stop.
+pub(crate) async fn start_from(
+    config: &Config,
+    client: &Client,
+    facts: &Facts,
+    loaded: Option<&Stored>,
+) -> Result<Vec<Warning>> {
+    let source = &config.source;
+    let why = polls_because(source, facts).map_or(TableReason::Gap, TableReason::Poll);
+    let timeline = async { Ok::<_, Error>(timeline(client).await?) };
+    let (server, history) = identify_by_any(config, facts, timeline, &why).await?;
+    let facts = &Facts { wal_end: preflight::wal_end(client, &source.slot).await?, ..facts.clone() };
+    let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
+    let slot = &slot_now(config, facts, confirmed_flush);
+    let fresh = identity(server.clone(), slot.clone(), loaded);
+    let found = Found { config, loaded, facts, slot, history: &history };
+    // The survey of the server has told these.
+    let warn: &mut (dyn FnMut(String) + Send) = &mut |_| {};
+    if let TableReason::Poll(_) = why {
+        return polled(found, fresh, warn).map(|_| Vec::new());
+    }
+    if !needs_slot(facts) && !needs_table(config, loaded, &server, slot, facts.wal_end, &history) {
+        let start = reconcile(loaded, &server, slot, facts.wal_end, &history, config.state.adopt_slot)?;
+        return Ok(start.notes.into_iter().map(Warning::note).collect());
+    }
+    Ok(vec![match slot_task(found, &fresh, warn)? {
+        TableTask::MakeSlot(plan) => {
+            let text = format!("{}: the relay makes the slot, and first reads rows of the table", plan.cause);
+            Warning { is_note: loaded.is_none(), ..Warning::note(text) }
+        }
+        TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => {
+            Warning::note("the relay continues to read rows of the table, which was interrupted".to_owned())
+        }
+    }])
 }
 
 /// Whether the table has events that the slot does not have.

@@ -79,6 +79,11 @@ pub(crate) async fn slot(client: &Client, name: &SlotName) -> Result<Option<Slot
     Ok(slot_answer(client, name).await?.slot)
 }
 
+/// The end of the WAL. Times out by itself.
+pub(crate) async fn wal_end(client: &Client, name: &SlotName) -> Result<Lsn> {
+    Ok(slot_answer(client, name).await?.wal_end.unwrap_or_default())
+}
+
 async fn slot_answer(client: &Client, name: &SlotName) -> Result<SlotAnswer> {
     Ok(one_json(client, "reading the slot", SLOT, &[(&name.as_str(), Type::TEXT)]).await?)
 }
@@ -267,7 +272,7 @@ impl Warning {
         Warning { text, remedy: Some(remedy.into()), is_note: false }
     }
 
-    fn note(text: String) -> Warning {
+    pub(crate) fn note(text: String) -> Warning {
         Warning { text, remedy: None, is_note: true }
     }
 
@@ -487,10 +492,11 @@ pub(crate) fn judge_slot(found: &Slot, slot: &SlotName, database: &str, setup: &
         let cause = format!(
             "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with it the events in it"
         );
-        let remedy = Remedy::from(format!(
-            "no setting brings it back. `walrelay run` makes it anew and reads from the table what was not published; \
-             where nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `"
-        ));
+        let remedy =
+            Remedy::from("no setting brings it back. `").and(NextCommand::new("run").option("slot", slot)).and(format!(
+                "` makes it anew and reads from the table what was not published; where nothing was relayed yet, select \
+                 pg_drop_replication_slot('{slot}'), then `"
+            ));
         return unusable(
             cause,
             remedy.and(setup.clone()).and(

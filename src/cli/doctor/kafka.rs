@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use super::Report;
 use super::postgres::Seen;
-use crate::cli::output::counted;
+use crate::cli::output::{counted, shell_word};
 use crate::config::unit::human_bytes;
 use crate::config::{Config, KafkaConfig, OnError, SinkKind, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::relay::no_dead_letters;
+use crate::secret::Secret;
 use crate::sink::KafkaSink;
 use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic};
 use crate::sink::kafka::faults::may_not_read;
 use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
-use crate::state::kafka::refused;
+use crate::state::kafka::{judge, refused};
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,7 +35,7 @@ impl Purpose {
 }
 
 /// Adds the checks of Kafka to `report`, for the topics that were seen in Postgres and those of the configuration.
-pub(super) async fn look(config: &Config, seen: Seen, report: &mut Report<'_>) {
+pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) {
     if config.sink != SinkKind::Kafka {
         return report.ok("kafka", "", "not asked: sink.kind is not kafka");
     }
@@ -69,12 +70,28 @@ pub(super) async fn look(config: &Config, seen: Seen, report: &mut Report<'_>) {
             Topic::Refused(error) => report.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
         }
     }
-    if let Some(of) = &config.delivery.transactions {
-        let id = of.transactional_id(&seen.system_identifier, config.source.slot.as_str());
+    if let Some((of, system)) = config.delivery.transactions.as_ref().zip(seen.system_identifier.as_ref()) {
+        let id = of.transactional_id(system, config.source.slot.as_str());
         // No request asks for the right without fencing the relay that uses the id.
-        let found = format!("its ACLs were not asked: kafka-acls --list --transactional-id {id}");
+        let list = addressed(&format!("kafka-acls --list --transactional-id {id}"), &config.kafka);
+        let found = format!("its ACLs were not asked: {list}");
         report.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
     }
+}
+
+/// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
+pub(super) fn addressed(fix: &str, config: &KafkaConfig) -> String {
+    const TOOLS: [&str; 3] = ["kafka-acls", "kafka-configs", "kafka-topics"];
+    let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
+    let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
+    // With other mechanisms, the user's name is in a ticket, a token or a certificate.
+    let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
+    let user = value(&["sasl.username"]).filter(|_| has_name);
+    let brokers = shell_word(&config.brokers);
+    let with_brokers =
+        |fix: String, tool| fix.replace(&format!("{tool} --"), &format!("{tool} --bootstrap-server {brokers} --"));
+    let fix = TOOLS.into_iter().fold(fix.to_owned(), with_brokers);
+    user.map_or(fix.clone(), |user| fix.replace("User:…", &shell_word(&format!("User:{user}"))))
 }
 
 /// The ids of the brokers, once one answers.
@@ -113,6 +130,20 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
     let [partitions, replicas] =
         [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
     report.ok("topic", name, format!("{partitions}, {replicas} each"));
+    if of == Purpose::Position
+        && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())
+    {
+        report.wrong("topic", name, &error);
+    }
+    if let Some(min) = found.in_sync_min.filter(|min| *min > found.replicas) {
+        let text = format!(
+            "min.insync.replicas is {min}, and the topic has {replicas}: brokers before Kafka 3.7 refuse every record, and \
+             newer ones ack a record that only {replicas} has"
+        );
+        let setting = format!("--add-config min.insync.replicas={}", found.replicas);
+        let fix = format!("kafka-configs --alter --entity-type topics --entity-name {name} {setting}");
+        report.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
+    }
     match (found.may_write, found.may_read) {
         (true, false) if of == Purpose::Position => report.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
         (false, _) => report.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
@@ -138,5 +169,36 @@ fn record_size(config: &Config, found: &Description, name: &str, bytes: usize, r
             report.risk(CHECK, name, &error.because("unless compression makes it smaller"));
         }
         judged => report.judged(CHECK, name, judged, &fits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_kafka_name_the_brokers_and_a_user_with_a_password() {
+        let property = |(name, value): (&str, &str)| (name.to_owned(), Secret::new(value));
+        let said = |fix: &str, properties: &[(&str, &str)]| {
+            let properties = properties.iter().copied().map(property).collect();
+            let (brokers, id_headers) = ("a:1,b:1".to_owned(), Vec::new());
+            addressed(
+                fix,
+                &KafkaConfig { brokers, properties, id_headers, max_in_flight_bytes: 1, max_in_flight_events: 1 },
+            )
+        };
+        let grant = "grant it: kafka-acls --add --allow-principal User:… --topic t";
+        let named = [("sasl.mechanism", "SCRAM-SHA-512"), ("sasl.username", "the relay")];
+        assert_eq!(
+            said(grant, &named),
+            "grant it: kafka-acls --bootstrap-server a:1,b:1 --add --allow-principal 'User:the relay' --topic t"
+        );
+        // The certificate has the name, or a ticket.
+        assert!(said(grant, &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]).contains(" User:… --topic t"));
+        assert!(said(grant, &[]).contains(" User:… --topic t"));
+        assert_eq!(
+            said("create it: kafka-topics --create", &[]),
+            "create it: kafka-topics --bootstrap-server a:1,b:1 --create"
+        );
     }
 }

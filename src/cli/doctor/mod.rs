@@ -4,12 +4,14 @@ mod kafka;
 mod postgres;
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, RunSettings, flags};
 use crate::cli::output::{Outcome, Output, aligned, counted, print_report};
+use crate::config::Config;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
 
@@ -37,8 +39,9 @@ Exit codes:
 The other codes are those with which run would end, or which it would retry, at the first check that is wrong:
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit for logical replication
-  14  the slot is missing, lost, or not walrelay's
+  14  the slot is not walrelay's, or is missing or lost and run does not make it
   15  publication or table do not fit
+  16  server, slot and stored position do not belong together
   21  a row makes a record that is too large
   30  Kafka cannot be reached (31: refuses, or a topic does)";
 
@@ -51,10 +54,32 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
     for warning in config::warnings(&settings, &config) {
         report.warning("configuration", "", warning, None);
     }
-    let seen = postgres::look(&config, &mut report).await;
-    kafka::look(&config, seen, &mut report).await;
+    if tokio::time::timeout(LIMIT, look(&config, &mut report)).await.is_err() {
+        let found =
+            format!("the checks took longer than {} s: what is not in this table was not asked", LIMIT.as_secs());
+        report.warning("time", "", found, None);
+    }
+    for fix in report.checks.iter_mut().filter_map(|check| check.fix.as_mut()) {
+        *fix = kafka::addressed(fix, &config.kafka);
+    }
     print_report(args.output, &report, &report.text())?;
     Ok(report.verdict()?)
+}
+
+/// The limit for all checks. Each question has one of its own, of at most half a minute, but a table more is a question more.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The checks without which a look at the position says nothing.
+const BEFORE_POSITION: [&str; 7] = ["server", "role", "table", "slot", "publication", "kafka", "topic-rights"];
+
+async fn look(config: &Config, report: &mut Report<'_>) {
+    let seen = postgres::look(config, report).await;
+    kafka::look(config, &seen, report).await;
+    if let Some(place) = seen.place
+        && !report.checks.iter().any(|check| check.state == WRONG && BEFORE_POSITION.contains(&check.check))
+    {
+        postgres::position(config, &place, report).await;
+    }
 }
 
 const OK: &str = "ok";

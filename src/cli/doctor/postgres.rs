@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tokio_postgres::error::SqlState;
+
 use super::Report;
 use crate::cli::check::{LIMIT, Sampled, upkeep};
 use crate::cli::output::counted;
@@ -16,10 +18,11 @@ use crate::poll::table_facts;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
-use crate::relay::{RetentionLimit, can_be_read, polls_because};
+use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::kafka::record_bytes;
-use crate::source::preflight::{Facts, Slot, inspect, judge_server, survey};
+use crate::source::preflight::{Facts, Finding, Slot, inspect, judge_server, survey};
 use crate::source::row_key;
+use crate::state;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
@@ -30,9 +33,19 @@ const CLOCK_TOLERANCE_US: i64 = 2_000_000;
 /// What Postgres says about Kafka.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    pub(super) system_identifier: String,
+    /// Where it is known.
+    pub(super) system_identifier: Option<String>,
     /// Topics of events, with the size of the largest record that was seen and the id of its row.
     pub(super) topics: BTreeMap<String, Option<(usize, String)>>,
+    /// For a look at the position.
+    pub(super) place: Option<Place>,
+}
+
+/// A session, and what it saw.
+#[derive(Debug)]
+pub(super) struct Place {
+    session: Session,
+    facts: Facts,
 }
 
 /// Adds the checks of Postgres to `report`. What an earlier fault leaves open is left out.
@@ -88,8 +101,24 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
     }
     let fits = "the role may do what is configured for rows and parked events";
     report.judged("upkeep", "", upkeep(&session, &named).await, fits);
-    seen.system_identifier = facts.system_identifier.unwrap_or_default();
+    seen.system_identifier.clone_from(&facts.system_identifier);
+    seen.place = Some(Place { session, facts });
     seen
+}
+
+/// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.
+pub(super) async fn position(config: &Config, place: &Place, report: &mut Report<'_>) {
+    const CHECK: &str = "position";
+    let subject = config.source.slot.to_string();
+    let found = async {
+        let stored = state::load(config).await?;
+        start_from(config, place.session.client(), &place.facts, stored.as_ref()).await
+    };
+    match found.await {
+        // Perhaps a relay has the last connection for replication.
+        Err(error) if !error.kind().halts() => report.risk(CHECK, subject, &error.about("the position is not known")),
+        found => report.finding(Finding { check: CHECK, subject, found }, "it belongs to this server and slot"),
+    }
 }
 
 /// The checks of a relay that streams from the slot.
@@ -97,6 +126,15 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     let source = &config.source;
     let (slot, retained) = facts.slot.as_ref().map(|slot| described(slot, facts)).unwrap_or_default();
     for finding in survey(facts, &source.slot, &source.publication, &config.outboxes) {
+        if let ("slot", Err(error)) = (finding.check, &finding.found)
+            && makes_slot(config, facts)
+        {
+            let run = NextCommand::new("run").option("slot", &source.slot);
+            let makes = Remedy::from("check the name; `").and(run).and("` makes the slot");
+            let error = error.clone();
+            report.risk("slot", finding.subject, &if facts.slot.is_some() { error } else { error.remedy(makes) });
+            continue;
+        }
         let fits = match finding.check {
             "server" => "wal_level is logical, and the server is no standby",
             "role" => "may use replication slots",
@@ -106,11 +144,6 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
             _ => "no risk",
         };
         report.finding(finding, fits);
-    }
-    let Some(found) = facts.slot.as_ref().filter(|slot| slot.lost().is_none()) else { return };
-    if found.active_pid.is_none() {
-        let run = Remedy::from(NextCommand::new("run").option("slot", &source.slot));
-        report.warning("slot", &source.slot, format!("{NO_RELAY}; {slot}"), Some(run));
     }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
@@ -124,7 +157,7 @@ fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
     let safe = slot.safe_wal_size.and_then(|bytes| u64::try_from(bytes).ok()).map(human_bytes);
     let safe = safe.map(|bytes| format!(", {bytes} more are safe")).unwrap_or_default();
-    let active = slot.active_pid.map_or("inactive".to_owned(), |pid| format!("active (backend pid {pid})"));
+    let active = slot.active_pid.map_or(NO_RELAY.to_owned(), |pid| format!("active (backend pid {pid})"));
     (format!("{active}, retains {} of WAL, wal_status {status}{safe}", human_bytes(retained)), retained)
 }
 
@@ -177,11 +210,15 @@ async fn rows(report: &mut Report<'_>, session: &Session, sampled: &Sampled<'_>,
     }
 }
 
-/// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, of any rows.
+/// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, or where
+/// the newest are not found in time, of any rows.
 async fn largest(session: &Session, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
     const DOING: &str = "reading rows";
-    let order = match sampled.ordering().filter(|column| column.leads_index) {
-        Some(column) => format!("order by {} desc nulls last", quote_ident(&column.name)?),
+    let newest = match sampled.ordering().filter(|column| column.leads_index) {
+        Some(column) => {
+            let column = quote_ident(&column.name)?;
+            format!("where {column} is not null order by {column} desc")
+        }
         None => String::new(),
     };
     let columns = sampled.outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
@@ -192,13 +229,19 @@ async fn largest(session: &Session, sampled: &Sampled<'_>) -> Result<Vec<Vec<Opt
     for column in sampled.outbox.route.topic.columns() {
         topic.push_str(&format!(", {}::text", quote_ident(column)?));
     }
-    let newest = format!("{} {order} limit {ROWS_MAX}", sampled.select()?);
-    let sql = format!(
-        "select distinct on ({topic}) {} from ({newest}) newest order by {topic}, {bytes} desc limit {TOPICS_MAX}",
-        columns.join(", ")
-    );
+    let (select, columns) = (sampled.select()?, columns.join(", "));
+    let of = |which: &str| {
+        format!(
+            "select distinct on ({topic}) {columns} from ({select} {which} limit {ROWS_MAX}) sample \
+             order by {topic}, {bytes} desc limit {TOPICS_MAX}"
+        )
+    };
     session.run(DOING, LIMIT).await?;
-    session.texts(&sql).await.map_err(|error| fault::sql(While::Querying(DOING), &error))
+    let rows = match session.texts(&of(&newest)).await {
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => session.texts(&of("")).await,
+        rows => rows,
+    };
+    rows.map_err(|error| fault::sql(While::Querying(DOING), &error))
 }
 
 /// How far the clock of Postgres is ahead of that of this host, and how much the time of the question leaves open.
