@@ -1,18 +1,21 @@
 //! docs/operating.md: `walrelay doctor` names each fault of both ends with its remedy, and changes nothing.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use rdkafka::consumer::Consumer as _;
 use serde_json::Value;
 
 use crate::support::relay::RelayCommand;
 use crate::support::servers::kafka::Listener;
+use crate::support::servers::postgres::STANDBY_SLOT;
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::topic;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
 /// The checks of one call, and its exit code.
+#[derive(Debug)]
 struct Checks {
     all: Vec<Value>,
     code: i32,
@@ -28,9 +31,9 @@ impl Checks {
         Checks { all: report["checks"].as_array().unwrap().clone(), code: output.status.code().unwrap() }
     }
 
-    /// Whether a check has this state, and texts with these parts.
+    /// The remedy of a check with this state, and texts with these parts.
     #[track_caller]
-    fn has(&self, check: &str, state: &str, found: &str, fix: &str) {
+    fn has(&self, check: &str, state: &str, found: &str, fix: &str) -> String {
         let text = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
         let is_it = |it: &&Value| {
             it["check"] == check
@@ -38,7 +41,8 @@ impl Checks {
                 && text(it, "found").contains(found)
                 && text(it, "fix").contains(fix)
         };
-        assert!(self.all.iter().any(|it| is_it(&it)), "no {check} {state}: {found:?} {fix:?} in {:#?}", self.all);
+        let it = self.all.iter().find(is_it);
+        text(it.unwrap_or_else(|| panic!("no {check} {state}: {found:?} {fix:?} in {:#?}", self.all)), "fix")
     }
 
     fn states(&self) -> Vec<(&str, &str)> {
@@ -70,16 +74,19 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     world.setup();
     let sql = world.sql();
     world.emit(&sql, "a");
-    let doctor = doctor(&world).variable("WALRELAY_STATE_TOPIC", &format!("state.{}", world.name));
+    let state_topic = format!("state.{}", world.name);
+    let with_state = |command: RelayCommand| command.variable("WALRELAY_STATE_TOPIC", &state_topic);
+    let doctor = with_state(doctor(&world));
     let before = traces(&world);
     let checks = Checks::of(&doctor);
-    assert_eq!(checks.code, 1, "{:#?}", checks.all);
-    checks.has("slot", "warning", "no relay streams from the slot", &format!("--slot {}", world.name));
+    assert_eq!(checks.code, 0, "{:#?}", checks.all);
+    checks.has("slot", "ok", "no relay streams from the slot", "");
+    checks.has("position", "ok", "no position is stored", "");
     checks.has("topic", "ok", "the brokers create it", "");
     checks.has("topic", "ok", "the relay creates it", "");
     assert_eq!(traces(&world), before);
 
-    let mut relay = world.run().variable("WALRELAY_STATE_TOPIC", &format!("state.{}", world.name)).start();
+    let mut relay = with_state(world.run()).start();
     relay.wait_ready();
     world.wait_confirmed(ARRIVAL);
     let checks = Checks::of(&doctor);
@@ -104,12 +111,13 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "record-size",
         "topic",
         "topic-rights",
+        "position",
     ];
     assert_eq!(checks.states(), expected.map(|name| (name, "ok")), "{:#?}", checks.all);
     assert_eq!(checks.code, 0);
     let table = doctor.succeed();
     let columns: BTreeSet<_> = table.lines().filter_map(|line| line.find("  topic-rights")).collect();
-    assert!(columns.len() == 1 && table.ends_with("20 ok, 0 warnings, 0 wrong\n"), "{table}");
+    assert!(columns.len() == 1 && table.ends_with("21 ok, 0 warnings, 0 wrong\n"), "{table}");
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
 
     // The slot is lost.
@@ -124,8 +132,61 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         |status| status == "lost",
     );
     let checks = Checks::of(&doctor);
+    assert_eq!(checks.code, 1, "{:#?}", checks.all);
+    checks.has("slot", "warning", "is lost", &format!("--slot {}` makes it anew", world.name));
+    checks.has("position", "warning", "is lost", "");
+    let checks = Checks::of(&doctor.clone().option("--on-slot-loss", "stop"));
+    checks.has("position", "wrong", "slot.on_loss is stop", "--on-slot-loss recover");
     assert_eq!(checks.code, 14, "{:#?}", checks.all);
-    checks.has("slot", "wrong", "is lost", "`walrelay run` makes it anew");
+    let checks = Checks::of(&doctor.option("--state-store", "slot"));
+    checks.has("slot", "wrong", "is lost", "");
+    assert_eq!(checks.code, 14, "{:#?}", checks.all);
+
+    // What is stored is of another server.
+    let other = World::new();
+    let checks = Checks::of(&with_state(self::doctor(&other)).variable("WALRELAY_STATE_KEY", &world.name));
+    checks.has("position", "wrong", "was stored for the server with system identifier", "--adopt-slot");
+    assert_eq!(checks.code, 16, "{:#?}", checks.all);
+}
+
+#[test]
+fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_pasted() {
+    let primary = Postgres::private(17, &[]);
+    let world = World::keeping_on(&primary, Kafka::shared().brokers());
+    let _standby = Postgres::standby_of(&primary);
+    world.publish();
+    let sql = world.sql();
+    let create =
+        |options: &str| format!("select pg_create_logical_replication_slot('{}', 'pgoutput'{options})", world.name);
+    sql.run(&create(""));
+    // Nobody receives from this one.
+    sql.run("select pg_create_physical_replication_slot('abandoned')");
+    let active = || sql.number("select count(*) from pg_replication_slots where active");
+    eventually("the standby streams", ARRIVAL, active, |active| *active == 1);
+    let checks = Checks::of(&doctor(&world));
+    let each_line = |fix: &str| fix.lines().for_each(|line| sql.run(line));
+    each_line(&checks.has("wal-retention", "warning", "max_slot_wal_keep_size is -1", "MB'; -- "));
+    let fix = checks.has("standby-slots", "warning", "failover off", "replication=database");
+    let (_, line) = fix.split_once("then: ").unwrap();
+    let address = primary.address();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let psql = |line: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line]).env("PGHOST", host).env("PGPORT", port).env("PGUSER", "postgres");
+        shell.output().unwrap()
+    };
+    if psql("psql --version").status.success() {
+        let altered = psql(line);
+        assert!(altered.status.success(), "{line}: {}", String::from_utf8_lossy(&altered.stderr));
+    } else {
+        sql.run(&format!("select pg_drop_replication_slot('{}')", world.name));
+        sql.run(&create(", false, false, true"));
+    }
+    let checks = Checks::of(&doctor(&world));
+    checks.has("wal-retention", "ok", "MB of WAL behind", "");
+    let setting = format!("synchronized_standby_slots = '{STANDBY_SLOT}'; -- delivery then waits");
+    each_line(&checks.has("standby-slots", "warning", "synchronized_standby_slots is empty", &setting));
+    eventually("the setting is in force", ARRIVAL, || Checks::of(&doctor(&world)), |checks| checks.code == 0);
 }
 
 #[test]
@@ -143,15 +204,21 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     sql.run("alter table outbox set logged");
     world.publish();
     let checks = Checks::of(&doctor(&world));
-    checks.has("slot", "wrong", "there is no replication slot", &format!("--slot {name}` makes slot"));
-    assert_eq!(checks.code, 14);
+    checks.has("slot", "warning", "there is no replication slot", &format!("--slot {name}` makes the slot"));
+    checks.has("position", "ok", "nothing was relayed before", "");
+    assert_eq!(checks.code, 1, "{:#?}", checks.all);
 
     world.setup();
     sql.run(&format!("alter publication walrelay_{name} drop table outbox; create role {name} login"));
-    // A record that its topic does not take.
-    topic::create(&world.brokers, &world.topic(0), 1, &[("max.message.bytes", "1000")]);
+    // A record that its topic does not take, and a topic that would delete the position.
+    let settings = [("max.message.bytes", "1000"), ("min.insync.replicas", "2")];
+    topic::create(&world.brokers, &world.topic(0), 1, &settings);
+    topic::create(&world.brokers, &format!("state.{name}"), 1, &[]);
     sql.run(&format!("select emit('{}', 'a', 3000)", world.kind(0)));
-    let checks = Checks::of(&doctor(&world));
+    let checks = Checks::of(&doctor(&world).variable("WALRELAY_STATE_TOPIC", &format!("state.{name}")));
+    let brokers = format!("kafka-configs --bootstrap-server {} --alter", world.brokers);
+    checks.has("topic", "wrong", "cleanup.policy=delete", &brokers);
+    checks.has("topic", "warning", "min.insync.replicas is 2, and the topic has 1 replica", &brokers);
     checks.has("publication", "wrong", "is not in publication", "add table public.outbox");
     checks.has("wal-retention", "warning", "max_slot_wal_keep_size is -1", "alter system set");
     checks.has("record-size", "wrong", "max.message.bytes is 1000", "raise max.message.bytes of topic");
@@ -161,10 +228,13 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     let compressed = doctor(&world).variable("WALRELAY_KAFKA_PROPERTY_COMPRESSION_TYPE", "zstd");
     Checks::of(&compressed).has("record-size", "warning", "unless compression", "raise max.message.bytes");
 
+    let mistyped = doctor(&world).variable("WALRELAY_OUTBOX_FAILED", "stat = 'FAILED'");
+    Checks::of(&mistyped).has("upkeep", "wrong", "column \"stat\" does not exist", "failed = ");
+
     // A role without any right.
     let url = Postgres::shared().url_as(name, name);
     let checks = Checks::of(&doctor(&world).option("--database-url", &url));
-    checks.has("role", "wrong", "may not use replication slots", &format!("alter role \"{name}\" replication"));
+    checks.has("role", "wrong", "may not use replication slots", &format!("alter role \"{name}\" replication;"));
     checks.has("rows", "warning", "sizes of records are not known", "");
     checks.has("recovery", "warning", "the role has no right to", "grant select on public.outbox");
     assert_eq!(checks.code, 11);
@@ -215,11 +285,12 @@ fn missing_topics_and_rights_are_named_with_the_commands_that_mend_them() {
         "topic-rights",
         "warning",
         &written,
-        &format!("--operation Read --operation Describe --topic {written}"),
+        &format!("--allow-principal User:relay --operation Read --operation Describe --topic {written}"),
     );
     checks.has("topic-rights", "wrong", &denied, &format!("--operation Write --operation Describe --topic {denied}"));
-    checks.has("topic", "wrong", &missing, &format!("kafka-topics --create --topic {missing}"));
-    checks.has("topic", "wrong", "dead-letter topic walrelay-dead-letters does not exist", "kafka-topics --create");
+    let create = format!("kafka-topics --bootstrap-server {} --create", kafka.brokers_of("NAMED"));
+    checks.has("topic", "wrong", &missing, &format!("{create} --topic {missing}"));
+    checks.has("topic", "wrong", "dead-letter topic walrelay-dead-letters does not exist", &create);
     checks.has("topic", "ok", "the relay creates it", "");
     assert_eq!(checks.code, 31, "{:#?}", checks.all);
     let once = Checks::of(&doctor.clone().option("--guarantee", "exactly-once"));

@@ -429,8 +429,10 @@ fn a_setting_is_changed_by_one_statement_a_line_with_its_value_filled_in() {
     };
     assert_eq!(
         remedies(no_wait),
-        ["alter system set synchronized_standby_slots = 'a, b'; -- delivery then waits for the standby of each of these \
-          slots\nselect pg_reload_conf();"]
+        [
+            "alter system set synchronized_standby_slots = 'a, b'; -- delivery then waits for the standby of each of these \
+          slots\nselect pg_reload_conf();"
+        ]
     );
 }
 
