@@ -378,7 +378,7 @@ fn every_alert_has_a_test_and_a_section_of_the_runbook() {
     let (alerts, tests) = (read("deploy/prometheus/alerts.yml"), read("deploy/prometheus/alerts_test.yml"));
     let values =
         |key: &str| alerts.lines().filter_map(|line| Some(line.split_once(key)?.1.to_owned())).collect::<Vec<_>>();
-    let (names, links) = (values("- alert: "), values("runbook: docs/runbook.md#"));
+    let (names, links) = (values("- alert: "), values("runbook_url: docs/runbook.md#"));
     let tested: BTreeSet<&str> = tests.lines().filter_map(|line| line.trim().strip_prefix("- alertname: ")).collect();
     assert!(names.iter().all(|name| tested.contains(name.as_str())), "{names:?} and {tested:?}");
     assert_eq!(names.len(), links.len(), "each alert has a runbook");
