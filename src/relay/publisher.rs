@@ -94,8 +94,23 @@ pub struct Counts {
     pub delivered_before: u64,
     /// Topics that refused a record and took one since.
     pub topics_taking: u64,
-    /// Events that could not be delivered when they were tried, by class: see [`CLASSES`].
+    /// Attempts to deliver an event that failed, by class: see [`CLASSES`].
     pub failed: [u64; CLASSES.len()],
+}
+
+impl Counts {
+    fn attempt_failed(&mut self, class: &str) {
+        for (known, failed) in CLASSES.iter().zip(&mut self.failed) {
+            *failed += u64::from(*known == class);
+        }
+    }
+
+    /// An event is given up for the first time. Attempts at a topic that refuses are counted where it refused.
+    fn given_up(&mut self, class: &str) {
+        if class != Kind::TopicRefused.class() {
+            self.attempt_failed(class);
+        }
+    }
 }
 
 /// What is known of an event until it is delivered. The ledger carries it, where it is more than place and times.
@@ -552,7 +567,9 @@ impl<S: Sink> Publisher<S> {
             && let Some(topic) = error.topic()
         {
             // Events for it are parked from here on, and what follows then heals.
-            self.quarantine.topics.give_up_next(topic, error.clone());
+            if self.quarantine.topics.give_up_next(topic, error.clone()) {
+                self.counts.attempt_failed(error.kind().class());
+            }
             return Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}"));
         }
         match self.ledger.whereabouts(ticket) {
@@ -691,9 +708,6 @@ impl<S: Sink> Publisher<S> {
         let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
         let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
-        for (known, failed) in CLASSES.iter().zip(&mut self.counts.failed) {
-            *failed += u64::from(*known == class);
-        }
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
             let why = Some(Failure { attempts: 1, ..failure });
@@ -710,6 +724,7 @@ impl<S: Sink> Publisher<S> {
         if again {
             tracing::debug!(%slot, outbox, %row, outcome, "an event that was given up came again");
         } else {
+            self.counts.given_up(class);
             tracing::warn!(event = "event_given_up", %slot, outbox, %row, %place, class, cause, outcome,
                 "an event was given up");
         }
@@ -777,6 +792,7 @@ impl<S: Sink> Publisher<S> {
         parked.why = why;
         let row = Shown::of(parked.row.id());
         if let Some(Failure { class, cause, .. }) = parked.tried() {
+            self.counts.given_up(class);
             let outbox = &rows.outbox;
             tracing::warn!(event = "event_parked", %slot, outbox, %row, %place, class, cause, outcome = "park",
                 "an event cannot be delivered, and is parked");

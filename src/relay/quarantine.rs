@@ -350,13 +350,14 @@ impl Topics {
     }
 
     /// The next event for `topic` is given up for this reason; the table of parked events says what becomes of others.
-    pub fn give_up_next(&mut self, topic: &str, error: Error) {
-        self.note(topic, GivenUp { error, spell: Window::Once });
+    /// Whether that is new.
+    pub fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
+        self.note(topic, GivenUp { error, spell: Window::Once })
     }
 
-    fn note(&mut self, topic: &str, given_up: GivenUp) {
+    fn note(&mut self, topic: &str, given_up: GivenUp) -> bool {
         self.learned += 1;
-        self.given_up.insert(topic.to_owned(), given_up);
+        self.given_up.insert(topic.to_owned(), given_up).is_none()
     }
 
     /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was tried often enough for

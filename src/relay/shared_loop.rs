@@ -193,7 +193,7 @@ impl<'a> SharedLoop<'a> {
                     Connection::Refused(error) => Some(error),
                 };
                 telemetry.connected(Side::Kafka, fault.is_none());
-                fault.iter().for_each(|error| telemetry.failures.keep(error));
+                fault.iter().for_each(|error| telemetry.failed(error));
             }
         }
         Ok(())

@@ -117,13 +117,18 @@ fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
     relay.outage.failed(&error, relay.producer.newest_quarantine(), &relay.config, &relay.telemetry)
 }
 
-/// One event through a producer's life: what ended that.
-async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
+fn take_in(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
     for message in
         [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), wire::insert(16_384, row)]
     {
         pipeline.data(Lsn::new(5), &message)?;
     }
+    Ok(())
+}
+
+/// One event through a producer's life: what ended that.
+async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
+    take_in(pipeline, row)?;
     // One that waits to be in flight alone is offered again.
     pipeline.publisher.retry_pending()?;
     pipeline.publisher.receive_deliveries().await;
@@ -133,19 +138,25 @@ async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()>
 }
 
 /// Lives follow one another as in [`Relay::run`]; gives what came of it, and the waits between.
-async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
-    let (mut relay, mut waits) = (relay(on_error), Vec::new());
+async fn driven(on_error: &str, of: (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
+    driven_by(&mut relay(on_error), of, row).await
+}
+
+async fn driven_by(relay: &mut Relay, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
+    let mut waits = Vec::new();
     relay.config.outboxes[0] = crate::event::tests::outbox();
     let setup = Setup::of(&relay.config);
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
         pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
-        let Err(error) = live(&mut pipeline, row).await else {
+        let lived = live(&mut pipeline, row).await;
+        report_counts(&relay.telemetry, pipeline.publisher.counts(), Counts::default());
+        let Err(error) = lived else {
             return (Came::WentOn(pipeline.publisher.counts()), waits);
         };
         relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
-        match failed(&mut relay, &error) {
+        match failed(relay, &error) {
             Err(error) => return (Came::Ended(error), waits),
             Ok(wait) => {
                 waits.extend(Some(wait).filter(|wait| !wait.is_zero()));
@@ -235,6 +246,50 @@ async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
             (came, _) => panic!("{on_error}: {came:?}"),
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failed_attempt_is_counted_once() {
+    let refusals = 1 + ATTEMPTS;
+    for (on_error, code, at, class, attempts) in [
+        ("skip", MessageSizeTooLarge, At::Delivery, "too-large", 1),
+        ("dead-letter", MessageSizeTooLarge, At::Enqueue, "too-large", 1),
+        ("park", MessageSizeTooLarge, At::Delivery, "too-large", 1),
+        ("skip", TopicAuthorizationFailed, At::Delivery, "refused", refusals),
+        ("dead-letter", TopicAuthorizationFailed, At::Enqueue, "refused", refusals),
+        ("park", TopicAuthorizationFailed, At::Enqueue, "refused", refusals),
+        // Its event is tried again from the table of parked events.
+        ("park", TopicAuthorizationFailed, At::Delivery, "refused", 1),
+    ] {
+        let mut relay = relay(on_error);
+        let (came, _) = driven_by(&mut relay, (code, at), &PLACED).await;
+        assert!(matches!(came, Came::WentOn(_)), "{on_error}: {came:?}");
+        let text = relay.telemetry.encode().unwrap();
+        let counted = text.lines().filter(|line| line.starts_with("walrelay_failed_attempts_total{"));
+        let counted: Vec<_> = counted.filter(|line| !line.ends_with(" 0")).collect();
+        let expected = format!("walrelay_failed_attempts_total{{class=\"{class}\"}} {attempts}");
+        assert_eq!(counted, [expected.as_str()], "{code:?} at {at:?} with {on_error}");
+    }
+}
+
+#[test]
+fn an_event_that_was_given_up_and_comes_again_is_no_further_failed_attempt() {
+    let mut row = PLACED;
+    row[1] = Value::Null;
+    let mut relay = relay("dead-letter");
+    relay.config.outboxes[0] = crate::event::tests::outbox();
+    let mut failed = Vec::new();
+    for _ in 0..2 {
+        let (start, sink) = (Position::default(), Failing(NoError, At::Delivery, Vec::new()));
+        let setup = Setup::of(&relay.config);
+        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+        // The connection is lost before its dead letter is acked.
+        take_in(&mut pipeline, &row).unwrap();
+        failed.push(pipeline.publisher.counts().failed.iter().sum::<u64>());
+        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+    }
+    assert_eq!(failed, [1, 0]);
 }
 
 #[tokio::test(start_paused = true)]
