@@ -49,7 +49,7 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let source = settings.source()?;
     telemetry.metrics.relays(&source, "");
     // There is no Kafka here that could be away.
-    telemetry.connected(Side::Kafka, true);
+    telemetry.health.connection(Side::Kafka, true);
     let mut watch = SlotWatch::new(&source, &settings.outboxes()?, telemetry.clone(), true)?;
     tokio::select! {
         () = stop.at_least(Stop::Drain) => Ok(()),

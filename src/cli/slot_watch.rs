@@ -7,38 +7,55 @@ use tokio_postgres::error::SqlState;
 
 use crate::cli::sql::Session;
 use crate::cli::status;
-use crate::config::{OutboxConfig, SourceConfig};
+use crate::cli::undelivered::parked::ParkedCount;
+use crate::config::{OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
-use crate::telemetry::metrics::{Rows, SlotState};
+use crate::telemetry::metrics::{Metrics, Rows, SlotState};
 use crate::telemetry::{Side, Telemetry};
 
 /// How often slot and rows are looked at, where that takes little time.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// A count takes at most this part of the time.
 const SHARE: u32 = 20;
-/// How long rows are not counted after that failed.
+/// How long rows are not counted after a count that took too long.
 const PAUSE: Duration = Duration::from_secs(600);
 /// The limit for one look. A session that needs longer is stuck.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most rows that are counted.
-const ROWS_MAX: u32 = 10_000;
+const ROWS_MAX: i64 = 10_000;
 /// Nobody waits for these statements, nor do they wait for anybody.
 const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; set default_transaction_read_only = on";
+/// The code of a statement that took too long, and of one that a lock was in the way of.
+const CANCELLED: &str = "57014";
+const LOCKED: &str = "55P03";
 
-/// The number of some rows of an outbox.
+/// What is counted.
 #[derive(Debug)]
-struct RowCount {
-    rows: Rows,
-    outbox: String,
-    sql: String,
-    due: Instant,
+enum What {
+    /// The parked events of the slot.
+    Parked,
+    /// Some rows of an outbox.
+    Rows { rows: Rows, outbox: String, sql: String },
 }
 
-impl RowCount {
+#[derive(Debug)]
+struct Count {
+    what: What,
+    due: Instant,
+    /// Whether it is logged that this fails.
+    is_logged: bool,
+}
+
+impl Count {
+    fn new(what: What) -> Count {
+        Count { what, due: Instant::now(), is_logged: false }
+    }
+
     /// The counts of an outbox: of rows that show that they are unpublished, and that they failed.
-    fn of(outbox: &OutboxConfig) -> Result<Vec<RowCount>> {
+    fn of(outbox: &OutboxConfig) -> Result<Vec<Count>> {
         let Some(table) = outbox.source.table() else { return Ok(Vec::new()) };
         let table = quote_table(table)?;
         let all = outbox.upkeep.delete.then_some("true");
@@ -51,17 +68,59 @@ impl RowCount {
             // The limit bounds the cost where an index has the condition.
             let sql =
                 format!("select count(*) from (select from {table} where ({condition}\n) limit {ROWS_MAX}) as counted");
-            Some(RowCount { rows, outbox: outbox.source.to_string(), sql, due: Instant::now() })
+            Some(Count::new(What::Rows { rows, outbox: outbox.source.to_string(), sql }))
         });
         Ok(counts.collect())
+    }
+
+    async fn read(&self, session: &Session, slot: &SlotName, metrics: &Metrics) -> Result<(), QueryError> {
+        match &self.what {
+            What::Parked => {
+                let ParkedCount { events, oldest_seconds } = ParkedCount::read(session, slot, Some(ROWS_MAX)).await?;
+                metrics.set_parked(events, oldest_seconds);
+            }
+            What::Rows { rows, outbox, sql } => {
+                let counted = session.row("counting rows", sql, &[]).await?;
+                metrics.set_rows(*rows, outbox, counted.and_then(|row| row.try_get(0).ok()));
+            }
+        }
+        Ok(())
+    }
+
+    fn set_unknown(&self, metrics: &Metrics) {
+        match &self.what {
+            What::Parked => metrics.set_parked(None, None),
+            What::Rows { rows, outbox, .. } => metrics.set_rows(*rows, outbox, None),
+        }
+    }
+
+    /// Takes in that the server refused this count, and logs that once until a count succeeds. A lock is gone at the next
+    /// look.
+    fn refused(&mut self, error: &Error, sqlstate: Option<&str>, slot: &SlotName) {
+        let (counted, advice) = match &self.what {
+            What::Parked => ("walrelay.parked", "vacuum walrelay.parked"),
+            What::Rows { outbox, .. } => (outbox.as_str(), "create an index that has the condition of the count"),
+        };
+        let fix = if sqlstate == Some(CANCELLED) {
+            self.due = Instant::now() + PAUSE;
+            Some(advice.to_owned())
+        } else {
+            error.what_to_do()
+        };
+        if sqlstate == Some(LOCKED) || std::mem::replace(&mut self.is_logged, true) {
+            tracing::debug!(%slot, counted, %error, "rows were not counted for the metrics");
+        } else {
+            tracing::warn!(event = "row_count_failed", %slot, counted, %error, fix, "rows cannot be counted for the metrics");
+        }
     }
 }
 
 /// Has Postgres check the counts of this outbox's rows, of which a relay only logs that they fail.
 pub(super) async fn check_counts(session: &Session, outbox: &OutboxConfig) -> Result<()> {
     const DOING: &str = "checking outbox.failed";
-    for count in RowCount::of(outbox)? {
-        let Err(error) = session.client().prepare(&count.sql).await else { continue };
+    for count in Count::of(outbox)? {
+        let What::Rows { sql, .. } = &count.what else { continue };
+        let Err(error) = session.client().prepare(sql).await else { continue };
         match error.code() {
             // A role without the right to read gets no metric.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {}
@@ -79,11 +138,13 @@ pub(super) async fn check_counts(session: &Session, outbox: &OutboxConfig) -> Re
 /// Looks at a slot and counts rows for the metrics, with a session of its own.
 pub(super) struct SlotWatch {
     source: SourceConfig,
-    counts: Vec<RowCount>,
+    counts: Vec<Count>,
     telemetry: Telemetry,
-    /// Whether no relay sets positions and readiness.
+    /// Whether no relay sets connection and readiness.
     is_alone: bool,
     session: Option<Session>,
+    /// The kind of error that was logged, until a look succeeds.
+    logged: Option<Kind>,
 }
 
 impl SlotWatch {
@@ -93,9 +154,9 @@ impl SlotWatch {
         telemetry: Telemetry,
         is_alone: bool,
     ) -> Result<SlotWatch> {
-        let counts: Vec<_> = outboxes.iter().map(RowCount::of).collect::<Result<_>>()?;
-        let counts = counts.into_iter().flatten().collect();
-        Ok(SlotWatch { source: source.clone(), counts, telemetry, is_alone, session: None })
+        let counts: Vec<_> = outboxes.iter().map(Count::of).collect::<Result<_>>()?;
+        let counts = std::iter::once(Count::new(What::Parked)).chain(counts.into_iter().flatten()).collect();
+        Ok(SlotWatch { source: source.clone(), counts, telemetry, is_alone, session: None, logged: None })
     }
 
     /// Looks for as long as this is driven. What cannot be read is not exposed.
@@ -105,27 +166,33 @@ impl SlotWatch {
             let looked = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
             let timed_out = || Err(Error::new(Kind::PostgresUnreachable, "the look at the slot took too long"));
             let looked = looked.unwrap_or_else(|_| timed_out());
-            if let Err(error) = &looked {
-                tracing::debug!(slot = %self.source.slot, %error, "the slot cannot be read for the metrics");
-                self.session = None;
-                self.show(&SlotState::default());
-                for count in &self.counts {
-                    self.telemetry.metrics.set_rows(count.rows, &count.outbox, None);
-                }
-            }
             if self.is_alone {
                 self.telemetry.connected(Side::Postgres, looked.is_ok());
                 self.telemetry.health.report(false, false);
+            }
+            match looked {
+                Ok(()) => self.logged = None,
+                Err(error) => self.failed(&error),
             }
             tokio::time::sleep(INTERVAL.max(began.elapsed())).await;
         }
     }
 
-    fn show(&self, state: &SlotState<'_>) {
-        self.telemetry.metrics.set_slot(state);
-        if self.is_alone {
-            self.telemetry.metrics.set_position(state);
+    /// Exposes nothing, and says so. A relay that does not stream says itself that it cannot reach Postgres.
+    fn failed(&mut self, error: &Error) {
+        let (slot, metrics) = (&self.source.slot, &self.telemetry.metrics);
+        let is_heard = self.is_alone || metrics.is_streaming();
+        if is_heard {
+            self.telemetry.failed(error);
         }
+        if is_heard && self.logged.replace(error.kind()) != Some(error.kind()) {
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), "the slot cannot be read for the metrics");
+        } else {
+            tracing::debug!(%slot, %error, "the slot cannot be read for the metrics");
+        }
+        self.session = None;
+        metrics.set_slot(&SlotState::default());
+        self.counts.iter().for_each(|count| count.set_unknown(metrics));
     }
 
     async fn look(&mut self) -> Result<()> {
@@ -138,26 +205,26 @@ impl SlotWatch {
                 session
             }
         };
-        self.show(&status::look(&session, &self.source.slot).await?.slot_state());
+        let (slot, metrics) = (&self.source.slot, &self.telemetry.metrics);
+        let report = status::look(&session, slot).await?;
+        metrics.set_slot(&report.slot_state());
+        self.telemetry.stand_by_pids.send_replace(report.stand_by_pids());
         for count in &mut self.counts {
             let began = Instant::now();
             if count.due > began {
                 continue;
             }
-            let counted = session.row("counting rows", &count.sql, &[]).await;
-            let pause = match &counted {
-                Ok(_) => began.elapsed() * SHARE,
-                Err(error) if session.client().is_closed() => return Err(error.clone()),
-                Err(error) => {
-                    let (slot, outbox, pause_s) = (&self.source.slot, &count.outbox, PAUSE.as_secs());
-                    tracing::warn!(event = "row_count_failed", %slot, outbox, %error, pause_s,
-                        "rows were not counted for the metrics; an index may help");
-                    PAUSE
+            match count.read(&session, slot, metrics).await {
+                Ok(()) => {
+                    count.is_logged = false;
+                    count.due = began + began.elapsed() * SHARE;
                 }
-            };
-            count.due = began + pause;
-            let number = counted.ok().flatten().and_then(|row| row.try_get(0).ok());
-            self.telemetry.metrics.set_rows(count.rows, &count.outbox, number);
+                Err(QueryError::Refused { error, sqlstate }) => {
+                    count.refused(&error, sqlstate.as_ref().map(|code| code.code()), slot);
+                    count.set_unknown(metrics);
+                }
+                Err(broken) => return Err(broken.into()),
+            }
         }
         self.session = Some(session);
         Ok(())

@@ -10,6 +10,7 @@ use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
+use crate::postgres::query::QueryError;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
@@ -28,8 +29,13 @@ impl Session {
     }
 
     /// The only row of `sql`, or none. `what` follows "while" in errors.
-    pub(crate) async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
-        self.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    pub(crate) async fn row(
+        &self,
+        what: &str,
+        sql: &str,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, QueryError> {
+        self.client().query_opt(sql, values).await.map_err(|error| QueryError::of(what, &error))
     }
 
     pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {

@@ -114,12 +114,11 @@ fn clock() -> impl std::fmt::Display {
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
 }
 
-/// What the server shows of the slot, without a judgement.
+/// What the server shows of the slot, without a judgement and without parked events.
 pub(super) async fn look(session: &Session, slot: &SlotName) -> Result<Report> {
     let (class, key) = lease::keys(slot);
     let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
-    let report = one_json(session.client(), "reading the status of the slot", STATUS, &params).await?;
-    Ok(Report { parked: ParkedCount::read(session, slot).await?, ..report })
+    Ok(one_json(session.client(), "reading the status of the slot", STATUS, &params).await?)
 }
 
 /// The slot that is looked at.
@@ -152,6 +151,7 @@ impl Checked {
     async fn read(&self, looks: &mut Looks) -> Result<Report> {
         let Checked { session, slot, limits } = self;
         let mut report = look(session, slot).await?;
+        report.parked = ParkedCount::read(session, slot, None).await?;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
             let cause = format!("slot {slot} does not exist, and no relay reads its table");
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(
@@ -260,12 +260,14 @@ impl Report {
             active: self.relay.table_reader_pid.is_none().then_some(self.relay.active),
             wal_status: self.wal.wal_status.as_deref(),
             safe_wal_bytes: self.wal.safe_wal_bytes,
-            parked_events: self.parked.events,
-            oldest_parked_seconds: self.parked.oldest_seconds,
             confirmed_lsn: self.wal.confirmed_lsn,
             restart_lsn: self.wal.restart_lsn,
             wal_end: self.wal.current_lsn,
         }
+    }
+
+    pub(super) fn stand_by_pids(&self) -> Vec<i32> {
+        self.relay.stand_by_pids.clone()
     }
 
     /// Fills in `problems` and `healthy`.

@@ -86,7 +86,8 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot, &outboxes).await?;
     }
-    if let Some(text) = ParkedCount::read(&session, &source.slot).await?.stay_behind(&source.slot) {
+    let parked = ParkedCount::read(&session, &source.slot, None).await.map_err(Error::from)?;
+    if let Some(text) = parked.stay_behind(&source.slot) {
         note(format_args!("note: {text}"));
     }
     let doomed: Vec<_> = [

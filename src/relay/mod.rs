@@ -102,11 +102,15 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
         if known.wait_for(Option::is_some).await.is_err() {
             return std::future::pending().await;
         }
+        metrics.clean_up_begins(now_us());
         let stored = known.borrow().clone();
         let swept = sweep_old(config, stored.as_ref()).await;
         if let Ok(rows) = &swept {
             metrics.cleaned_up_rows.inc_by(*rows);
-            metrics.clean_up_success_timestamp_seconds.set(Some(now_us() as f64 / 1e6));
+            // Another relay may be at work by now.
+            if known.borrow().is_some() {
+                metrics.cleaned_up(now_us());
+            }
         }
         let slot = &config.source.slot;
         match swept {

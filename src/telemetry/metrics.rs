@@ -123,14 +123,14 @@ metrics! {
     commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
     retries: ByLabel<&'static str, Counter> = by_side, "Failed attempts that are repeated";
     reconnects: ByLabel<&'static str, Counter> = by_side, "Connections made again";
-    connection_state: ByLabel<&'static str, Gauge> = by_side, "1 while connected";
+    connection_state: ByLabel<&'static str, Gauge> = by_end, "1 while connected";
     intake_closed: ByLabel<&'static str, Gauge> = by_reason, "1 for the reason for which no event is taken in";
     ignored_messages: ByLabel<&'static str, Counter> = by_operation, "Messages that carry no event, by operation";
     errors: ByLabel<String, Counter> = by_kind, "Errors by kind, healed or not";
     failed_attempts: ByLabel<&'static str, Counter> = by_class, "Failed attempts to deliver an event, by class";
     written_back_rows: ByLabel<&'static str, Counter> = by_outcome, "Rows written to, by what became of their events";
     pub(crate) cleaned_up_rows: Counter = plain, "Old rows that were deleted";
-    pub(crate) clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well";
+    clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well, or the first one was due";
     pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
 }
 
@@ -143,10 +143,6 @@ pub struct SlotState<'a> {
     pub wal_status: Option<&'a str>,
     /// Bytes that can still be written before the slot may be lost.
     pub safe_wal_bytes: Option<i64>,
-    /// The number of parked events.
-    pub parked_events: Option<i64>,
-    /// The time since the oldest of them was parked.
-    pub oldest_parked_seconds: Option<f64>,
     /// The slot's confirmed LSN.
     pub confirmed_lsn: Option<Lsn>,
     /// The slot's restart LSN.
@@ -283,6 +279,10 @@ impl Registering {
         with_all(self.plain(name, help), SIDE, &Side::ALL.map(Side::name))
     }
 
+    fn by_end(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
+        with_all(self.of_slot(name, help), SIDE, &Side::ALL.map(Side::name))
+    }
+
     fn by_reason(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
         with_all(self.plain(name, help), REASON, &IntakeClosed::ALL.map(IntakeClosed::name))
     }
@@ -307,7 +307,7 @@ impl Registering {
     }
 
     fn by_kind(&mut self, name: &str, help: &str) -> ByLabel<String, Counter> {
-        with_all(self.plain(name, help), KIND, &Kind::ALL.map(kind_name))
+        with_all(self.of_slot(name, help), KIND, &Kind::ALL.map(kind_name))
     }
 
     fn register<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
@@ -371,16 +371,14 @@ impl Metrics {
         let (lsn, one) = (Lsn::new(1), Some(1));
         let state = SlotState {
             safe_wal_bytes: one,
-            parked_events: one,
             active: Some(true),
             wal_status: Some("reserved"),
-            oldest_parked_seconds: Some(1.0),
             confirmed_lsn: Some(lsn),
             restart_lsn: Some(lsn),
             wal_end: Some(lsn),
         };
         metrics.set_slot(&state);
-        metrics.set_position(&state);
+        metrics.set_parked(one, Some(1.0));
         metrics.received_lsn.set(lsn);
         metrics.stored_lsn.set(lsn);
         metrics.set_rows(Rows::Unpublished, "", one);
@@ -395,7 +393,13 @@ impl Metrics {
     pub fn of_slot() -> Self {
         let mut metrics = Metrics::new();
         metrics.registries.pop();
+        metrics.connection_state.remove(&[(SIDE, Side::Kafka.name())]);
         metrics
+    }
+
+    /// Whether the metrics of a relay are among them.
+    pub(super) fn is_of_relay(&self) -> bool {
+        self.registries.len() > 2
     }
 
     /// The metrics in the OpenMetrics text format.
@@ -428,22 +432,62 @@ impl Metrics {
         self.relay_info.get_or_create(&labels.map(|(name, value)| (name, value.to_owned())).into()).set(1);
     }
 
-    /// Sets what the server shows of the slot, without the values that a streaming relay knows better.
+    /// Sets what the server shows of the slot. A relay that streams knows the positions better, and keeps its own.
     pub fn set_slot(&self, state: &SlotState<'_>) {
         self.slot_active.set(state.active.map(|active| f64::from(u8::from(active))));
         for status in WAL_STATUSES {
             self.slot_wal_status.get_or_create(&[(STATUS, status)]).set((state.wal_status == Some(status)).into());
         }
         self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
-        self.oldest_parked_seconds.set(state.oldest_parked_seconds);
+        if !self.is_streaming() {
+            self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
+            self.slot_restart_lsn.set(state.restart_lsn.unwrap_or_default());
+            self.server_wal_end_lsn.set(state.wal_end.unwrap_or_default());
+        }
     }
 
-    /// Sets the values that a streaming relay knows better.
-    pub fn set_position(&self, state: &SlotState<'_>) {
-        self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
-        self.slot_restart_lsn.set(state.restart_lsn.unwrap_or_default());
-        self.server_wal_end_lsn.set(state.wal_end.unwrap_or_default());
-        self.waiting_events.set(state.parked_events.unwrap_or_default());
+    /// Sets the number of parked events, and the age of the oldest; `None` where it is unknown. A relay at work knows
+    /// the number better, and keeps its own.
+    pub fn set_parked(&self, events: Option<i64>, oldest_seconds: Option<f64>) {
+        self.oldest_parked_seconds.set(oldest_seconds);
+        if !self.is_streaming() && self.reads_table.get() == 0 {
+            self.waiting_events.set(events.unwrap_or_default());
+        }
+    }
+
+    /// Whether this process streams from the slot.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.received_lsn.bytes().is_some()
+    }
+
+    /// A session ended: nobody measures what it measured.
+    pub(crate) fn session_ended(&self) {
+        self.received_lsn.set(Lsn::default());
+        self.oldest_transaction_seconds.set(0);
+        self.oldest_transaction_pid.set(0);
+    }
+
+    /// Another relay is at work: it has the events, and deletes old rows.
+    pub(super) fn stands_by(&self) {
+        self.set_oldest_unacked_commit(None);
+        self.in_flight_events.set(0);
+        self.in_flight_bytes.set(0);
+        self.intake_closed(None);
+        self.stored_lsn.set(Lsn::default());
+        self.clean_up_success_timestamp_seconds.set(None);
+        self.broker_round_trip_seconds.set(None);
+    }
+
+    /// The relay deletes old rows from now on. An age without a clean-up counts from here.
+    pub(crate) fn clean_up_begins(&self, now_us: i64) {
+        if self.clean_up_success_timestamp_seconds.is_empty() {
+            self.cleaned_up(now_us);
+        }
+    }
+
+    /// A clean-up ended well.
+    pub(crate) fn cleaned_up(&self, now_us: i64) {
+        self.clean_up_success_timestamp_seconds.set(Some(micros_to_seconds(now_us)));
     }
 
     /// Sets the number of such rows of an outbox; `None` if it is unknown.
@@ -665,21 +709,73 @@ mod tests {
         let metrics = Metrics::of_slot();
         let known = SlotState { active: Some(false), wal_status: Some("extended"), ..SlotState::default() };
         metrics.set_slot(&known);
+        metrics.connection(Side::Postgres, true);
         metrics.set_rows(Rows::Unpublished, "public.mail", Some(7));
         metrics.set_rows(Rows::Failed, "public.mail", Some(7));
         metrics.set_rows(Rows::Failed, "public.mail", None);
         let exposed = samples(&metrics.encode().unwrap());
         assert_eq!(exposed["walrelay_slot_active"], 0.0);
+        assert_eq!(exposed[r#"walrelay_connection_state{side="postgres"}"#], 1.0);
+        assert_eq!(exposed[r#"walrelay_errors_total{kind="postgres_refused"}"#], 0.0);
         assert_eq!(exposed[r#"walrelay_slot_wal_status{status="extended"}"#], 1.0);
         assert_eq!(exposed[r#"walrelay_unpublished_rows{outbox="public.mail"}"#], 7.0);
         assert!(exposed["process_resident_memory_bytes"] > 1e6 && exposed["process_open_fds"] > 2.0);
         assert!(exposed["process_cpu_seconds_total"] >= 0.0);
-        for absent in ["walrelay_slot_safe_wal_bytes", "walrelay_failed_rows", "walrelay_ready", "walrelay_lag_seconds"]
-        {
+        let kafka = r#"walrelay_connection_state{side="kafka"}"#;
+        let of_relay = ["walrelay_ready", "walrelay_lag_seconds", kafka];
+        for absent in ["walrelay_slot_safe_wal_bytes", "walrelay_failed_rows"].into_iter().chain(of_relay) {
             assert!(!exposed.keys().any(|name| name.starts_with(absent)), "{absent}");
         }
         metrics.set_slot(&SlotState::default());
         assert!(!samples(&metrics.encode().unwrap()).contains_key("walrelay_slot_active"), "a look that failed");
+    }
+
+    #[test]
+    fn the_positions_are_those_of_the_server_except_while_this_relay_streams() {
+        let metrics = Metrics::new();
+        let lsn = |bytes| Some(Lsn::new(bytes));
+        let of_server = SlotState { restart_lsn: lsn(100), wal_end: lsn(700), ..SlotState::default() };
+        metrics.set_slot(&of_server);
+        metrics.set_parked(Some(3), Some(60.0));
+        assert_eq!((metrics.retained_wal_bytes(), metrics.waiting_events.get()), (Some(600), 3));
+
+        metrics.received_lsn.set(Lsn::new(900));
+        metrics.oldest_transaction_seconds.set(60);
+        metrics.set_slot(&of_server);
+        metrics.server_wal_end_lsn.set(Lsn::new(1_000));
+        metrics.waiting_events.set(4);
+        metrics.set_slot(&of_server);
+        metrics.set_parked(Some(3), None);
+        assert_eq!((metrics.retained_wal_bytes(), metrics.waiting_events.get()), (Some(900), 4));
+
+        metrics.session_ended();
+        metrics.set_slot(&SlotState::default());
+        assert_eq!((metrics.retained_wal_bytes(), metrics.oldest_transaction_seconds.get()), (None, 0));
+    }
+
+    #[test]
+    fn a_stand_by_has_no_lag_and_no_age_of_a_clean_up() {
+        const CLEANED_UP: &str = "walrelay_clean_up_success_timestamp_seconds";
+        let telemetry = crate::telemetry::Telemetry::new(Duration::from_secs(30));
+        let metrics = &telemetry.metrics;
+        let exposed = || samples(&metrics.encode().unwrap());
+        metrics.clean_up_begins(1_000_000);
+        metrics.clean_up_begins(2_000_000);
+        assert_eq!(exposed()[CLEANED_UP], 1.0, "none ended well since");
+        metrics.cleaned_up(3_000_000);
+        metrics.set_oldest_unacked_commit(Some(1));
+        metrics.in_flight_events.set(5);
+        metrics.in_flight_bytes.set(50);
+        metrics.intake_closed(Some(IntakeClosed::QueueFull));
+
+        telemetry.standing_by(Some("backend pid 7, streams".to_owned()));
+        telemetry.standing_by(None);
+        let exposed = exposed();
+        assert!(!exposed.contains_key(CLEANED_UP));
+        let queue_full = r#"walrelay_intake_closed{reason="queue_full"}"#;
+        for sample in ["walrelay_lag_seconds", "walrelay_in_flight_events", "walrelay_in_flight_bytes", queue_full] {
+            assert_eq!(exposed[sample], 0.0, "{sample}");
+        }
     }
 
     #[test]

@@ -115,6 +115,8 @@ pub struct Telemetry {
     pub(crate) failures: Failures,
     /// The events of each outbox and of the busiest topics, for the status page.
     pub(crate) flows: watch::Sender<Vec<Flow>>,
+    /// The server processes of relays that stand by, as far as the role may see them, for the status page.
+    pub(crate) stand_by_pids: watch::Sender<Vec<i32>>,
 }
 
 impl Telemetry {
@@ -125,6 +127,7 @@ impl Telemetry {
             health: HealthHandle::new(ready_within),
             failures: Failures::default(),
             flows: watch::Sender::default(),
+            stand_by_pids: watch::Sender::default(),
         }
     }
 
@@ -146,6 +149,9 @@ impl Telemetry {
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
         self.metrics.standing_by.set(i64::from(holder.is_some()));
+        if holder.is_some() {
+            self.metrics.stands_by();
+        }
         self.health.standing_by(holder);
     }
 

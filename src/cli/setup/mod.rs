@@ -238,9 +238,10 @@ async fn unbounded(session: &Session, step: &Step, timeout: Duration) -> Result<
 /// Creates the slot, and prints every two seconds the transactions that it waits for.
 async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
     let pid: i32 =
-        match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await? {
-            Some(row) => column(&row, "pid")?,
-            None => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
+        match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await {
+            Ok(Some(row)) => column(&row, "pid")?,
+            Ok(None) => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
+            Err(failed) => return Err(Error::from(failed).into()),
         };
     // Opened first: a server without a free connection then fails before the slot is created.
     let observer = Session::connect(database, "setup").await?;

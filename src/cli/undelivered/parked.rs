@@ -18,6 +18,7 @@ use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
+use crate::postgres::query::QueryError;
 use crate::source::lease::{Holder, holder};
 use crate::upkeep::parked::{BEHIND, CLASSES};
 
@@ -329,14 +330,18 @@ pub(crate) struct ParkedCount {
 }
 
 impl ParkedCount {
-    pub(crate) async fn read(session: &Session, slot: &SlotName) -> Result<ParkedCount> {
+    /// Counts up to `max` events, where there is a limit.
+    pub(crate) async fn read(session: &Session, slot: &SlotName, max: Option<i64>) -> Result<ParkedCount, QueryError> {
         let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
         if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
             return Ok(ParkedCount::default());
         }
-        let row = session.row("counting parked events", HOW_MANY, &[&slot.as_str()]).await?;
+        let row = session.row("counting parked events", HOW_MANY, &[&slot.as_str(), &max]).await?;
         let Some(row) = row else { return Ok(ParkedCount::default()) };
-        Ok(ParkedCount { events: column(&row, "events")?, oldest_seconds: column(&row, "oldest_seconds")? })
+        Ok(ParkedCount {
+            events: column(&row, "events").map_err(QueryError::refused)?,
+            oldest_seconds: column(&row, "oldest_seconds").map_err(QueryError::refused)?,
+        })
     }
 
     /// What happens to the events after the slot is dropped; none if there are no events.
