@@ -541,7 +541,6 @@ impl ReplicationLoop<'_> {
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(before.truncates));
         metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(before.messages));
-        metrics.set_oldest_unacked_commit(pipeline.publisher.ledger.oldest_commit_us());
         metrics.received_lsn.set(self.session.stream.wal.received());
         metrics.server_wal_end_lsn.set(statistics.server_wal_end);
         metrics.stored_lsn.set(pipeline.stored_position().end_lsn);

@@ -236,6 +236,7 @@ impl<'a> SharedLoop<'a> {
         report_counts(telemetry, counts, before);
         self.retrying.count(metrics);
         let ledger = &publisher.ledger;
+        metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));

@@ -227,6 +227,7 @@ impl Relay {
         self.producer.set_running(pipeline);
         // Another relay may have the slot from here on.
         self.known.send_replace(None);
+        self.telemetry.metrics.session_ended();
         self.telemetry.health.over_budget(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
@@ -340,6 +341,7 @@ impl Relay {
             None => {}
         }
         self.known.send_replace(None);
+        self.telemetry.metrics.session_ended();
         if begun {
             // What is stored from here on is what counts.
             self.config.state.adopt_slot = false;

@@ -75,6 +75,12 @@ fn a_stand_by_waits_for_the_slot_and_takes_over() {
     assert_eq!(other.postgres.accepted(), connections, "it connects again and again");
     eprintln!("CPU before and after five seconds of it: {cpu_ms:?} and {:?} ms", other.relay.process.cpu_ms());
     assert_eq!(other.relay.log().matches("standing by").count(), 1, "{}", other.relay.log());
+    let (page, retained) = (|| one.relay.get("/"), || other.relay.metric("walrelay_retained_wal_bytes"));
+    let names_it =
+        |page: &Option<(u16, String)>| page.as_ref().is_some_and(|(_, html)| html.contains("1 relay stands by: "));
+    eventually("the page names the stand-by", ARRIVAL, page, names_it);
+    eventually("the stand-by measures the slot", ARRIVAL, retained, Option::is_some);
+    assert_eq!(other.relay.metric("walrelay_received_lsn"), None);
 
     let sql = world.sql();
     assert_eq!(one.relay.terminate(ARRIVAL), Some(0));

@@ -85,6 +85,9 @@ fn a_relay_frozen_during_a_take_over_drops_its_queue() {
     let before = world.delivered();
     zombie.process.signal("CONT");
     eventually("it stands by", ARRIVAL, || stands(&zombie), |stands| *stands);
+    for sample in ["walrelay_lag_seconds", "walrelay_in_flight_events", "walrelay_in_flight_bytes"] {
+        assert_eq!(zombie.metric(sample), Some(0.0), "{sample}: the other relay has the events");
+    }
     let after = world.delivered();
     throughout("nothing more comes", Duration::from_secs(1), || world.delivered() == after);
     let late = after - before;
