@@ -288,7 +288,7 @@ impl ClientContext for Context {
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
-        tracing::debug!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
+        tracing::trace!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
         self.shared.round_trip_us.store(slowest_round_trip(statistics).unwrap_or_default(), Ordering::Relaxed);
     }
 
