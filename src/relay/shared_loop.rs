@@ -38,6 +38,8 @@ use crate::upkeep::parked::CLASSES;
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// How often events are counted by topic, of which there may be thousands, where pages are served.
+const FLOWS_INTERVAL: Duration = Duration::from_secs(1);
 /// How soon a record is offered again to a full sink if no delivery comes first.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// How many topics the status page shows.
@@ -105,6 +107,7 @@ pub(super) struct SharedLoop<'a> {
     stop_heard: bool,
     counts: Counts,
     pub(super) next_report: Instant,
+    next_flows: Instant,
     /// The instant that times inside the publisher are since.
     pub(super) epoch: Instant,
 }
@@ -130,6 +133,7 @@ impl<'a> SharedLoop<'a> {
             stop_heard: false,
             counts: publisher.counts(),
             next_report: Instant::now(),
+            next_flows: Instant::now(),
             epoch,
             process,
         }
@@ -242,7 +246,10 @@ impl<'a> SharedLoop<'a> {
         metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));
         metrics.intake_closed(publisher.intake_closed());
         metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
-        telemetry.flows.send_replace(flows(publisher));
+        if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
+            self.next_flows = now + FLOWS_INTERVAL;
+            telemetry.flows.send_replace(flows(publisher));
+        }
         telemetry.health.report(!publisher.is_drained(), counts.acked > before.acked || confirmed);
         let now_us = now_us();
         for committed_at_us in publisher.ledger.take_finished() {

@@ -86,7 +86,7 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
     eventually("the figures are those of the metrics", ARRIVAL, differing, Vec::is_empty);
     assert_eq!(figures(&page()).get("walrelay_acked_events_total"), Some(&5.0));
     let topic = format!("Topic {}", world.topic(0));
-    assert!(page().contains(&topic), "{topic} is not in {}", page());
+    eventually("the topic is on the page", ARRIVAL, || page().contains(&topic), |shown| *shown);
 
     let viewer = Viewer::of(&relay);
     eventually("the page is shown", ARRIVAL, || viewer.first("good", 0), Option::is_some);
@@ -94,6 +94,7 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
     world.emit(&sql, "a");
     let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("kafka_disconnected"));
     eventually("the outage is reported", ARRIVAL, is_out, |out| *out);
+    assert!(relay.metric(r#"walrelay_errors_total{kind="kafka_unreachable"}"#) > Some(0.0), "{}", relay.metrics());
     // An event each second: the second one after the report shows it at the latest. One may be on its way.
     let reported = viewer.seen();
     let turned = eventually("the page turns", ARRIVAL, || viewer.first("bad", 0), Option::is_some);

@@ -287,11 +287,15 @@ impl Openings {
     }
 
     /// The `max` topics that most records were sent to, and how many, most first.
-    pub(super) fn busiest(&self, max: usize) -> Vec<(&str, u64)> {
+    pub(super) fn busiest<'a>(&'a self, max: usize) -> Vec<(&'a str, u64)> {
         let sent = |index: &usize| self.topics.get(*index).map_or(0, |topic| topic.sent);
         let mut topics: Vec<_> = self.names.iter().map(|(name, index)| (name.as_str(), sent(index))).collect();
-        topics.sort_unstable_by_key(|(name, sent)| (Reverse(*sent), *name));
-        topics.truncate(max);
+        let most_first = |(name, sent): &(&'a str, u64)| (Reverse(*sent), *name);
+        if max < topics.len() {
+            topics.select_nth_unstable_by_key(max, most_first);
+            topics.truncate(max);
+        }
+        topics.sort_unstable_by_key(most_first);
         topics
     }
 
@@ -410,6 +414,22 @@ mod tests {
         for _ in 0..3 {
             assert!(lab.send(1).is_some() && lab.send(2).is_some(), "open from now on");
         }
+    }
+
+    #[test]
+    fn the_busiest_topics_come_most_records_first_and_by_name() {
+        let (mut openings, partitioner) = (Openings::new(Instant::now()), KeyPartitioner::default());
+        for (sent, topic) in [(1, "e"), (3, "c"), (2, "d"), (3, "b"), (5, "a")] {
+            for ticket in 0..sent {
+                // Each record to a partition of its own, so that none waits.
+                let partition = i32::try_from(ticket).ok();
+                let destination = openings.destination(topic, 0, partition, &partitioner).unwrap();
+                openings.sent(destination, Ticket(ticket), &partitioner);
+            }
+        }
+        assert_eq!(openings.busiest(3), [("a", 5), ("b", 3), ("c", 3)]);
+        assert_eq!(openings.busiest(9).last(), Some(&("e", 1)));
+        assert_eq!(openings.busiest(0), []);
     }
 
     #[test]

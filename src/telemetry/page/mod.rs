@@ -1,8 +1,8 @@
 //! The status page: `/`, and its server-sent events at `/events`.
 //!
-//! A task samples the metrics once a second into a bounded history, and renders the page while somebody looks. Each
-//! viewer's stream of events ends by itself, so that a viewer holds a connection no longer than any other client may;
-//! the browser then asks again.
+//! A task samples what the pictures show once a second into a bounded history. While somebody looks, the task also takes
+//! all figures, and renders the page. Each viewer's stream of events ends by itself, so that a viewer holds a connection no
+//! longer than any other client may; the browser then asks again.
 
 mod render;
 mod snapshot;
@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 
 use self::snapshot::{History, Snapshot};
-use super::Telemetry;
+use super::{Flow, Telemetry};
 
 /// Between two states of the page.
 const TICK: Duration = Duration::from_secs(1);
@@ -60,11 +60,14 @@ pub(super) struct Page {
     /// The newest sections, while there are viewers.
     latest: watch::Sender<String>,
     viewers: Arc<Semaphore>,
+    /// Held, so that the relay reports flows.
+    _flows: watch::Receiver<Vec<Flow>>,
 }
 
 impl Page {
     pub(super) fn new(telemetry: Telemetry) -> Arc<Page> {
         Arc::new(Page {
+            _flows: telemetry.flows.subscribe(),
             telemetry,
             history: Mutex::default(),
             latest: watch::Sender::default(),
@@ -82,16 +85,16 @@ impl Page {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            let snapshot = self.snapshot();
-            self.history().tick(&snapshot, Instant::now());
             if self.latest.receiver_count() > 0 {
-                self.latest.send_replace(render::sections(&snapshot).into_string());
+                self.latest.send_replace(render::sections(&self.snapshot()).into_string());
             }
+            self.history().tick(&self.telemetry, Instant::now());
         }
     }
 
+    /// For somebody who looks.
     fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.telemetry, &self.history(), Instant::now())
+        Snapshot::take(&self.telemetry, &mut self.history(), Instant::now())
     }
 
     fn history(&self) -> MutexGuard<'_, History> {

@@ -49,7 +49,10 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
         section #rates .card { h2 { "Rates" } (rates(now)) }
         section #undelivered .card { h2 { "Not delivered" } (undelivered(now)) }
         section #errors .card { h2 { "Last errors" } (errors(now)) }
-        p #relays .soft { code { (of_relay(now, "status")) } " lists the relays of this slot, with those that stand by." }
+        p #relays .soft {
+            @if !now.stand_by_pids.is_empty() { (stand_bys(&now.stand_by_pids)) " " }
+            code { (of_relay(now, "status")) } " lists the relays of this slot, with those that stand by."
+        }
     }
 }
 
@@ -68,11 +71,23 @@ fn state(now: &Snapshot) -> (&'static str, String, Vec<String>) {
             (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
         }
         Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
-            ("wait", format!("Not at work: {reason}"), None)
+            // What keeps a relay from its work at the start is the newest error.
+            let failure = now.failures.first().filter(|_| *reason == NotReady::Starting);
+            let note = failure.map(|failure| match &failure.remedy {
+                Some(remedy) => format!("{}. Fix: {remedy}.", failure.what),
+                None => format!("{}.", failure.what),
+            });
+            (if note.is_some() { "bad" } else { "wait" }, format!("Not at work: {reason}"), note)
         }
         Some(reason) => ("bad", format!("Not ready: {reason}"), remedy(reason).map(|remedy| format!("Fix: {remedy}."))),
     };
     (tone, headline, [note, parked].into_iter().flatten().collect())
+}
+
+/// The sessions of relays that stand by.
+fn stand_bys(pids: &[i32]) -> String {
+    let (are, pids) = (pids.len(), pids.iter().map(i32::to_string).collect::<Vec<_>>().join(", "));
+    format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
 }
 
 fn remedy(reason: &NotReady) -> Option<String> {

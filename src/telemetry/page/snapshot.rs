@@ -3,18 +3,19 @@
 //! The figures are read from the text of `/metrics`: both pages show the same, and a new metric needs nothing here.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use crate::clock::now_us;
 use crate::telemetry::failures::Failure;
-use crate::telemetry::{NotReady, Telemetry};
+use crate::telemetry::{Metrics, NotReady, Telemetry};
 
 /// The pictures show so many samples; each has the highest of so many ticks, and a tick is a second.
 pub(super) const SAMPLES_MAX: usize = 180;
 pub(super) const SAMPLE_SECONDS: u64 = 20;
-/// Rates are those of so many ticks. Over less time than this, a rate would say nothing.
-const RATE_TICKS: usize = 10;
+/// Rates are those of the last ten seconds at most. Over less than half a second, a rate would say nothing.
+const RATE_WITHIN: Duration = Duration::from_secs(10);
 const RATE_SECONDS_MIN: f64 = 0.5;
 
 pub(super) const LAG_SECONDS: &str = "walrelay_lag_seconds";
@@ -69,19 +70,21 @@ pub(super) struct Sample {
     pub(super) is_out: bool,
 }
 
-/// The last hour in samples, and the last seconds in full. Its size is bounded.
+/// The last hour in samples, and what was looked at in the last seconds in full. Its size is bounded.
 #[derive(Debug, Default)]
 pub(super) struct History {
     ticks: u64,
     hour: VecDeque<Sample>,
+    /// Empty while nobody looks.
     recent: VecDeque<(Instant, Figures)>,
 }
 
 impl History {
-    /// Takes a snapshot of a further second, which was taken at `now`.
-    pub(super) fn tick(&mut self, snapshot: &Snapshot, now: Instant) {
-        let is_out = !matches!(snapshot.not_ready, None | Some(NotReady::Starting | NotReady::StandingBy(_)));
-        let figures = DRAWN.map(|name| snapshot.figures.get(name));
+    /// Takes the figures of a further second, which ends at `now`.
+    pub(super) fn tick(&mut self, telemetry: &Telemetry, now: Instant) {
+        let not_ready = telemetry.health.not_ready();
+        let is_out = !matches!(not_ready, None | Some(NotReady::Starting | NotReady::StandingBy(_)));
+        let figures = drawn(&telemetry.metrics);
         match self.hour.back_mut() {
             Some(newest) if !self.ticks.is_multiple_of(SAMPLE_SECONDS) => {
                 newest.is_out |= is_out;
@@ -92,10 +95,31 @@ impl History {
             Some(_) | None => self.hour.push_back(Sample { highest: figures, is_out }),
         }
         self.ticks += 1;
-        self.recent.push_back((now, snapshot.figures.clone()));
         self.hour.drain(..self.hour.len().saturating_sub(SAMPLES_MAX));
-        self.recent.drain(..self.recent.len().saturating_sub(RATE_TICKS));
+        self.forget_old(now);
     }
+
+    /// Keeps what somebody looks at, and gives the figures of some seconds ago.
+    fn looked(&mut self, figures: &Figures, now: Instant) -> Option<(f64, Figures)> {
+        self.forget_old(now);
+        let seconds_since = |then: Instant| now.duration_since(then).as_secs_f64();
+        let before = self.recent.front().map(|(then, figures)| (seconds_since(*then), figures.clone()));
+        if self.recent.back().is_none_or(|(then, _)| seconds_since(*then) >= RATE_SECONDS_MIN) {
+            self.recent.push_back((now, figures.clone()));
+        }
+        before
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        self.recent.retain(|(then, _)| now.duration_since(*then) <= RATE_WITHIN);
+    }
+}
+
+/// The figures of [`DRAWN`].
+fn drawn(metrics: &Metrics) -> [Option<f64>; 3] {
+    let bytes = |bytes: u64| bytes as f64;
+    let lag_seconds = metrics.is_of_relay().then(|| metrics.lag_seconds(now_us()));
+    [metrics.lag_bytes().map(bytes), lag_seconds, metrics.retained_wal_bytes().map(bytes)]
 }
 
 /// What the page shows.
@@ -112,26 +136,29 @@ pub(super) struct Snapshot {
     pub(super) not_ready: Option<NotReady>,
     /// Newest first.
     pub(super) failures: Vec<Failure>,
+    pub(super) stand_by_pids: Vec<i32>,
 }
 
 impl Snapshot {
-    pub(super) fn take(telemetry: &Telemetry, history: &History, now: Instant) -> Snapshot {
-        let before = history.recent.front();
+    pub(super) fn take(telemetry: &Telemetry, history: &mut History, now: Instant) -> Snapshot {
+        let figures = Figures::of(telemetry);
         Snapshot {
             at: Timestamp::now(),
-            figures: Figures::of(telemetry),
-            before: before.map(|(then, figures)| (now.duration_since(*then).as_secs_f64(), figures.clone())),
+            before: history.looked(&figures, now),
+            figures,
             flows: telemetry.flows.borrow().iter().map(|flow| flow.name.clone()).collect(),
             hour: history.hour.iter().copied().collect(),
             not_ready: telemetry.health.not_ready(),
             failures: telemetry.failures.newest_first(),
+            stand_by_pids: telemetry.stand_by_pids.borrow().clone(),
         }
     }
 
-    /// By how much a counter or a flow grew in a second, lately; `None` while unknown.
+    /// By how much a counter or a flow grew in a second, lately; `None` while unknown, as of a topic that was not among the
+    /// busiest.
     pub(super) fn rate(&self, sample: &str) -> Option<f64> {
         let (seconds, before) = self.before.as_ref().filter(|(seconds, _)| *seconds >= RATE_SECONDS_MIN)?;
         // Flows are counted anew with each producer.
-        Some((self.figures.get(sample)? - before.get(sample).unwrap_or_default()).max(0.0) / seconds)
+        Some((self.figures.get(sample)? - before.get(sample)?).max(0.0) / seconds)
     }
 }

@@ -9,10 +9,10 @@ fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
     let (mut history, start) = (History::default(), Instant::now());
     for tick in 0..ticks {
         let now = start + TICK * u32::try_from(tick).unwrap();
-        let snapshot = Snapshot::take(telemetry, &history, now);
-        history.tick(&snapshot, now);
+        Snapshot::take(telemetry, &mut history, now);
+        history.tick(telemetry, now);
     }
-    Snapshot::take(telemetry, &history, start + TICK * u32::try_from(ticks).unwrap())
+    Snapshot::take(telemetry, &mut history, start + TICK * u32::try_from(ticks).unwrap())
 }
 
 fn ready() -> Telemetry {
@@ -78,6 +78,23 @@ fn an_outage_turns_the_page_and_is_shaded_in_the_pictures() {
 }
 
 #[test]
+fn a_relay_that_cannot_start_shows_the_cause_and_the_fix() {
+    let telemetry = Telemetry::new(Duration::from_secs(30));
+    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
+    let html = html(&page(&telemetry, 0));
+    assert!(html.contains(r#"<section class="bad" id="state" role="status"><h2>Not at work: not connected"#), "{html}");
+    assert!(html.contains("<p>no broker answers. Fix: check that the brokers run"), "{html}");
+}
+
+#[test]
+fn stand_bys_are_shown_with_their_pids() {
+    let telemetry = ready();
+    assert!(!html(&page(&telemetry, 0)).contains("stand by:"));
+    telemetry.stand_by_pids.send_replace(vec![17, 18]);
+    assert!(html(&page(&telemetry, 0)).contains("2 relays stand by: backend pid 17, 18. <code>walrelay status"));
+}
+
+#[test]
 fn whatever_comes_from_outside_is_escaped() {
     let hostile = "<script>alert('\"&')</script>";
     let telemetry = ready();
@@ -97,14 +114,20 @@ fn the_history_is_bounded_and_rates_are_those_of_the_last_seconds() {
         telemetry.metrics.acked_events.inc_by(7);
         telemetry.flows.send_replace(vec![Flow { name: "Topic orders".to_owned(), events: second * 3 }]);
         let now = start + TICK * u32::try_from(second).unwrap();
-        let snapshot = Snapshot::take(&telemetry, &history, now);
-        if second > 10 {
-            assert_eq!(snapshot.rate("walrelay_acked_events_total"), Some(7.0));
-            assert_eq!(snapshot.rate("Topic orders"), Some(3.0));
+        let is_looked_at = second % 100 < 30;
+        if is_looked_at {
+            let snapshot = Snapshot::take(&telemetry, &mut history, now);
+            let is_known = second % 100 > 0;
+            assert_eq!(snapshot.rate("walrelay_acked_events_total"), is_known.then_some(7.0), "{second}");
+            assert_eq!(snapshot.rate("Topic orders"), is_known.then_some(3.0), "{second}");
         }
-        history.tick(&snapshot, now);
+        history.tick(&telemetry, now);
     }
-    let snapshot = Snapshot::take(&telemetry, &history, start);
+    Snapshot::take(&telemetry, &mut history, start + TICK * 5_000);
+    telemetry.flows.send_replace(vec![Flow { name: "Topic mail".to_owned(), events: 9_000 }]);
+    let snapshot = Snapshot::take(&telemetry, &mut history, start + TICK * 5_001);
+    assert_eq!(snapshot.rate("walrelay_acked_events_total"), Some(0.0));
+    assert_eq!(snapshot.rate("Topic mail"), None, "it was not among the busiest topics");
     assert_eq!(snapshot.hour.len(), SAMPLES_MAX);
     assert!(snapshot.hour.iter().all(|sample| sample.highest[0] == Some(5_000.0)));
     assert!(html(&snapshot).len() < 60_000, "{} bytes", html(&snapshot).len());
