@@ -155,7 +155,7 @@ impl Doomed {
         let name = &sweeper.name;
         if sweeper.reads_all() {
             note(format_args!(
-                "note: {name} has no index that begins with {}, so every batch reads the whole table: create an index, or \
+                "note: {name} has no btree that begins with {}, so every batch reads the whole table: create an index, or \
                  use larger batches with --batch-rows",
                 sweeper.time
             ));
