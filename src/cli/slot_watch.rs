@@ -230,3 +230,22 @@ impl SlotWatch {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_count_that_took_too_long_is_put_off_and_a_lock_is_no_warning() {
+        let slot: SlotName = "orders".parse().unwrap();
+        let error = Error::new(Kind::PostgresRefused, "refused");
+        for (sqlstate, is_put_off, is_logged) in
+            [(CANCELLED, true, true), (LOCKED, false, false), ("42501", false, true)]
+        {
+            let mut count = Count::new(What::Parked);
+            count.refused(&error, Some(sqlstate), &slot);
+            let is_due = count.due <= Instant::now();
+            assert_eq!((!is_due, count.is_logged), (is_put_off, is_logged), "{sqlstate}");
+        }
+    }
+}
