@@ -431,7 +431,7 @@ UNKNOWN = [
     Type("varbit[]", lambda rng: "{101,1}", 0.2),
     Type("hstore[]", lambda rng: '{"a=>1"}', 0.2),
 ]
-POOLS = [(SCALARS, 70), (ARRAYS, 17), (STRUCTURES, 6), (UNKNOWN, 4)]
+POOLS = [(SCALARS, 70), (ARRAYS, 17), (STRUCTURES, 6), (UNKNOWN, 2.5)]
 
 KEYS = {
     "text": 25, "varchar(40)": 15, "uuid": 15, "bigint": 12, "int": 6, "numeric(10,2)": 3, "numeric(20,10)": 1, "numeric": 1.5, "double precision": 1.5,
@@ -522,13 +522,14 @@ class Case:
         elif kind < 0.2:
             replacement = f"{case}.all"
         self.options[f"{ROUTER}route.topic.replacement"] = replacement
-        if rng.random() < 0.08:
-            values.append(None if rng.random() < 0.5 else f"{case}.odd/topic name")
+        # What cannot be delivered.
+        odd = weighted(rng, [("", 92), (None, 4), (f"{case}.odd/topic name", 4)])
         name = "kind" if has_renamed else "aggregatetype"
         if has_renamed:
             self.options[f"{ROUTER}route.by.field"] = name
-        column = Column(name, Type("text" if rng.random() < 0.5 else "varchar(255)", lambda rng: rng.choice(values)), nulls=0)
-        column.not_null = None not in values and rng.random() < 0.5
+        value = lambda rng: odd if odd != "" and rng.random() < 0.15 else rng.choice(values)
+        column = Column(name, Type("text" if rng.random() < 0.5 else "varchar(255)", value), nulls=0)
+        column.not_null = odd is not None and rng.random() < 0.5
         return column
 
     def defaults_of(self, column, share):
