@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -624,6 +624,9 @@ fn value(text: &str) -> Result<(String, &str)> {
 /// The password for this connection, if the password file exists and has one: `host:port:database:user:password`, the
 /// first line that matches. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 ///
+/// The permissions are those that libpq demands of a private key: readable by the owner only, or by root and a group.
+/// libpq refuses the latter for a password file, but Kubernetes and systemd provide secrets in this way.
+///
 /// # Errors
 /// [`Kind::Config`] where others may read the file: what is in it is no secret.
 fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Result<Option<Secret>> {
@@ -631,7 +634,8 @@ fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Resu
     if !metadata.is_file() {
         return Ok(None);
     }
-    if metadata.permissions().mode() & 0o077 != 0 {
+    let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
+    if metadata.mode() & 0o777 & !allowed != 0 {
         return Err(bad(format_args!("the password file {} can be read by others", file.display()))
             .remedy(format_args!("chmod 600 {}", file.display())));
     }
@@ -913,7 +917,11 @@ mod tests {
         assert_eq!(look_up("host=/tmp dbname=d user=s").unwrap().as_deref(), Some("socket"));
         assert_eq!(look_up("host=x dbname=y user=z").unwrap(), None);
         assert_eq!(look_up("host=h dbname=d user=u password=given").unwrap().as_deref(), Some("given"));
-        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+        let permit = |mode| std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        permit(0o640);
+        let is_of_root = std::fs::metadata(file.path()).unwrap().uid() == 0;
+        assert_eq!(look_up("host=h dbname=d user=u").is_ok(), is_of_root, "readable by its group");
+        permit(0o644);
         let error = look_up("host=h dbname=d user=u").unwrap_err();
         assert!(error.what_to_do().unwrap().starts_with("chmod 600"));
         assert!(!error.cause().contains("first"));

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::mem;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -18,7 +18,6 @@ use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
 use crate::error::{Error, Errors, Kind, Remedy, Result};
 use crate::secret::Secret;
 
-const GROUP_OR_OTHERS_READ: u32 = 0o044;
 /// The flag that sets any key.
 const SET: &str = "set";
 
@@ -124,7 +123,7 @@ pub struct ConfigFile {
     text: String,
     /// `KEY=VALUE` of each `--set`, over the file's values and the variables'.
     pub(crate) set: Vec<String>,
-    /// Whether group or others may read the file.
+    /// Whether others may read the file, or its group, unless root owns it.
     pub readable_by_others: bool,
 }
 
@@ -145,10 +144,12 @@ impl ConfigFile {
                 .remedy("name a readable file with --config or WALRELAY_CONFIG")
         };
         let mut file = File::open(path).map_err(cannot)?;
-        let mode = file.metadata().map_err(cannot)?.permissions().mode();
+        let metadata = file.metadata().map_err(cannot)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(cannot)?;
-        let readable_by_others = mode & GROUP_OR_OTHERS_READ != 0;
+        // A file of root's may be readable by the group of its reader: systemd and Kubernetes provide secrets in this way.
+        let others = if metadata.uid() == 0 { 0o004 } else { 0o044 };
+        let readable_by_others = metadata.mode() & others != 0;
         Ok(ConfigFile { path: shown, text, set: Vec::new(), readable_by_others })
     }
 }
