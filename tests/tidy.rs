@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use walrelay::config::{ConfigFile, Environment, Flags, Settings};
 use walrelay::error::Kind;
 use walrelay::telemetry::Metrics;
 
@@ -384,6 +385,19 @@ fn every_alert_has_a_test_and_a_section_of_the_runbook() {
     assert_eq!(names.len(), links.len(), "each alert has a runbook");
     let sections = headings(&root().join("docs/runbook.md"));
     none("no such section", links.into_iter().filter(|link| !sections.contains(link)).collect());
+}
+
+#[test]
+fn the_configurations_of_the_chart_are_valid() {
+    let mut wrong = Vec::new();
+    for file in files("deploy/helm/walrelay/ci", &[".yaml"]) {
+        let (_, block) = file.text.split_once("\nconfig: |\n").unwrap();
+        let lines = block.lines().take_while(|line| line.is_empty() || line.starts_with("  "));
+        let toml: String = lines.map(|line| format!("{}\n", line.trim())).collect();
+        let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new(&file.path, &toml)));
+        wrong.extend(settings.and_then(|settings| settings.config(false)).err().map(|error| error.to_string()));
+    }
+    none("configurations that walrelay refuses", wrong);
 }
 
 #[test]
