@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner.
 DEMO = --no-default-features --features system,failpoints
 
-.PHONY: help prerequisites build demo check fmt size lint docs deny compose alerts chart test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt size lint docs deny compose alerts chart unit test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -23,7 +23,7 @@ demo: ## the main job on a private, throw-away Postgres, verified
 	cargo build --locked $(DEMO)
 	cargo run --locked --quiet $(DEMO) -- demo
 
-check: fmt size compose alerts chart lint docs deny ## what CI checks before it tests
+check: fmt size compose alerts chart unit lint docs deny ## what CI checks before it tests
 
 fmt: ## formatting
 	cargo fmt --check --all
@@ -49,6 +49,9 @@ alerts: ## each alert fires where it is to, and nowhere else
 
 chart: ## the Helm chart renders what Kubernetes accepts and the relay needs
 	@scripts/check-chart
+
+unit: ## systemd reads the unit
+	@scripts/check-unit
 
 # More for `cargo test`, such as a part of the names of tests (`make test TEST=parked`). RUST_TEST_THREADS says how many run at once.
 TEST =
