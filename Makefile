@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
-.PHONY: help prerequisites build demo check fmt size lint docs deny compose alerts chart unit test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs deny compose alerts chart unit test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -17,6 +17,13 @@ prerequisites: ## install what is missing and fetch the test servers, once
 build: ## the release binary
 	@scripts/prerequisites --build
 	cargo build --locked --release
+
+dist: ## a release in dist/: archive, Debian package, licences, bill of materials, checksums
+	@scripts/prerequisites --build
+	@scripts/dist
+
+check-deb: ## install the package of dist/ with dpkg, use it and remove it; for root on a machine to throw away
+	@scripts/check-deb
 
 demo: ## the main job on a private, throw-away Postgres, verified
 	@scripts/prerequisites --minimal

@@ -11,7 +11,7 @@ use walrelay::telemetry::Metrics;
 /// Names that say nothing, so that anything ends up in them.
 const BANNED_NAMES: [&str; 8] = ["utils", "util", "common", "types", "manager", "helper", "helpers", "misc"];
 /// Not of this repository, or made by something that is not.
-const PASSED_OVER: [&str; 5] = [".git", "target", "proptest-regressions", "Cargo.lock", "LICENSE"];
+const PASSED_OVER: [&str; 6] = [".git", "target", "dist", "proptest-regressions", "Cargo.lock", "LICENSE"];
 
 /// One file of the repository.
 struct File {
