@@ -45,7 +45,7 @@ spec:
           value: "{{ $values.http.address }}:{{ $values.http.port }}"
         {{- if $pgpass }}
         - name: PGPASSFILE
-          value: /run/secrets/walrelay/pgpass
+          value: /etc/walrelay-secrets/pgpass
         {{- else if $values.database.passwordKey }}
         - name: PGPASSWORD
           valueFrom:
@@ -98,7 +98,7 @@ spec:
           readOnly: true
         {{- if $pgpass }}
         - name: pgpass
-          mountPath: /run/secrets/walrelay
+          mountPath: /etc/walrelay-secrets
           readOnly: true
         {{- end }}
         {{- with $values.extraVolumeMounts }}
