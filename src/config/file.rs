@@ -422,7 +422,8 @@ impl<'a> Reader<'a> {
             Some((_, expected)) => expected.to_owned(),
         };
         // A number may be the password of a connection string.
-        let shown = if path == "database.url" { "anything but text".to_owned() } else { shown(value) };
+        let is_secret = ["database.url", "otel.headers"].contains(&path.as_str());
+        let shown = if is_secret { "anything but text".to_owned() } else { shown(value) };
         let named = self.origin(start).of(&path);
         Error::new(Kind::Config, format!("{named} cannot be {shown}")).remedy(format_args!("write {expected}"))
     }

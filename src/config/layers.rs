@@ -10,6 +10,7 @@ use super::model::{
     StateConfig, StoreKind, how_to_set,
 };
 use super::name::{IDENTIFIER_BYTES_MAX, SlotName, TABLE_NAME, TableName, is_plain, is_topic};
+use super::otel::{self, OtelConfig, otel};
 use super::outbox::{OutboxConfig, outbox};
 use super::unit::exact_duration;
 use crate::conninfo::ConnInfo;
@@ -219,6 +220,8 @@ pub struct ProcessConfig {
     pub ready_within: Duration,
     pub log_json: bool,
     pub log_filter: String,
+    /// `None`: no metrics and no spans are sent.
+    pub otel: Option<OtelConfig>,
 }
 
 /// Values of flags, by the key's path.
@@ -515,13 +518,14 @@ impl Settings {
         let model = &self.base.model;
         let allowed = "a filter such as info or walrelay=debug";
         let filter = self.base.checked("log.filter", allowed, |text| !text.trim().is_empty());
-        let (http, log_filter) = both(self.http(), filter)?;
+        let (http, (log_filter, otel)) = both(self.http(), both(filter, otel(&self.base, &self.environment)))?;
         Ok(ProcessConfig {
             http,
             shutdown_timeout: model.shutdown.timeout.duration(),
             ready_within: model.http.ready_within.duration(),
             log_json: model.log.format == LogFormat::Json,
             log_filter,
+            otel,
         })
     }
 
@@ -677,10 +681,17 @@ fn warnings(
     };
     let unknown = environment.keys().filter(|name| name.starts_with("WALRELAY_") && !is_known(name));
     let mut warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
+    if base.get("otel.endpoint").is_some() || environment.contains_key("OTEL_EXPORTER_OTLP_ENDPOINT") {
+        let unknown =
+            environment.keys().filter(|name| name.starts_with("OTEL_") && !otel::VARIABLES.contains(&name.as_str()));
+        warnings.extend(unknown.map(|name| format!("{name} is set and means nothing to walrelay")));
+    }
     let url = base.get("database.url").filter(|given| holds_password(given.text.expose()));
+    let headers = base.get("otel.headers");
     let is_typed = |given: &Given| matches!(given.origin, Origin::Flag(_));
     let password = properties.iter().find(|(name, given)| is_secret_property(name) && is_typed(given));
-    if let Some(given) = url.filter(|url| is_typed(url)).or(password.map(|(_, given)| given)) {
+    let typed = [url, headers].into_iter().flatten().find(|given| is_typed(given));
+    if let Some(given) = typed.or(password.map(|(_, given)| given)) {
         warnings.push(format!(
             "{} holds a password, and everybody on this machine can read a command line: use a password file (PGPASSFILE), a \
              variable or a configuration file",
@@ -690,7 +701,9 @@ fn warnings(
     let Some(ConfigFile { path, readable_by_others: true, .. }) = file else { return warnings };
     let in_file = |given: &Given| matches!(given.origin, Origin::File { .. });
     let property = properties.iter().find(|(name, given)| is_secret_property(name) && in_file(given));
-    let holder = url.filter(|url| in_file(url)).map(|_| "database.url").or(property.map(|(name, _)| name.as_str()));
+    let keys = [("database.url", url), ("otel.headers", headers)];
+    let key = keys.into_iter().find(|(_, given)| given.is_some_and(in_file)).map(|(key, _)| key);
+    let holder = key.or(property.map(|(name, _)| name.as_str()));
     if let Some(holder) = holder {
         warnings.push(format!("{path} can be read by others and holds a secret ({holder}): chmod 600 {path}"));
     }

@@ -37,6 +37,7 @@ pub(super) struct Model {
     pub(super) delivery: Delivery,
     pub(super) state: StateConfig,
     pub(super) http: Http,
+    pub(super) otel: Otel,
     pub(super) log: Log,
     pub(super) shutdown: Shutdown,
 }
@@ -147,6 +148,8 @@ pub(super) struct Outbox {
     pub(super) retention: Option<Bounded<Milliseconds, 0, SECOND_MS, { 3660 * DAY_MS }>>,
     /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
     pub(super) notify: String,
+    /// Columns for log lines about an event. None: a log has no value of a row but the id.
+    pub(super) log_columns: String,
     pub(super) columns: Columns,
 }
 
@@ -165,6 +168,7 @@ impl Default for Outbox {
             delete: Delete::Never,
             retention: None,
             notify: String::new(),
+            log_columns: String::new(),
             columns: Columns::default(),
         }
     }
@@ -189,6 +193,8 @@ pub(super) struct Columns {
     pub(super) payload: String,
     /// The greatest number of attempts for the event. None: it is the same for all events.
     pub(super) max_attempts: String,
+    /// The W3C trace context of the event. None: it is in the record's header `traceparent`.
+    pub(super) traceparent: String,
 }
 
 impl Default for Columns {
@@ -200,6 +206,7 @@ impl Default for Columns {
             r#type: "type".to_owned(),
             payload: "payload".to_owned(),
             max_attempts: String::new(),
+            traceparent: String::new(),
         }
     }
 }
@@ -426,6 +433,20 @@ pub(super) struct Http {
     pub(super) ready_within: Bounded<Milliseconds, { 60 * SECOND_MS }, SECOND_MS, DAY_MS>,
 }
 
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Otel {
+    /// URL of a collector that takes OTLP/HTTP. Off: walrelay sends nothing by default.
+    pub(super) endpoint: String,
+    /// Headers of each request, as `NAME=VALUE,NAME=VALUE`. None: a collector beside the relay asks for none.
+    #[serde(serialize_with = "unset")]
+    pub(super) headers: Option<Secret>,
+    /// `service.name`. `walrelay`: the slot is an attribute of its own.
+    pub(super) service_name: String,
+    /// The wait between two exports. Ten seconds: alerts have metrics of the last minute, and the queue of spans is short.
+    pub(super) interval: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, { 60 * SECOND_MS }>,
+}
+
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
@@ -583,7 +604,7 @@ mod tests {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
-        assert_eq!(seen.len(), 2 * 67);
+        assert_eq!(seen.len(), 2 * 73);
         assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
     }
 

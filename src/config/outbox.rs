@@ -69,6 +69,10 @@ pub struct OutboxConfig {
     pub payload: String,
     /// Column with the greatest number of attempts for the event; without a value the general number applies.
     pub max_attempts: Option<String>,
+    /// Column with the event's trace context; without one, the record's header `traceparent` has it.
+    pub traceparent: Option<String>,
+    /// Columns for log lines about an event.
+    pub log_columns: Vec<String>,
     /// All needed columns. A column's index is its *place*; the id has place 0. Columns for the row key alone come
     /// last.
     pub columns: Vec<String>,
@@ -192,7 +196,8 @@ impl OutboxConfig {
         let headers = route.headers.iter().map(|(_, template)| template);
         let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
         let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
-        let columns = columns.chain(self.max_attempts.clone());
+        let columns = columns.chain(self.max_attempts.clone()).chain(self.traceparent.clone());
+        let columns = columns.chain(self.log_columns.clone());
         for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
             self.need(&column);
         }
@@ -259,6 +264,8 @@ impl Default for OutboxConfig {
             event_type: columns.r#type,
             payload: columns.payload,
             max_attempts: None,
+            traceparent: None,
+            log_columns: Vec::new(),
             columns: Vec::new(),
             row_key: None,
             upkeep: Upkeep::default(),
@@ -306,6 +313,8 @@ pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
         event_type: errors.or_default(column(layer, "outbox.columns.type")),
         payload: errors.or_default(column(layer, "outbox.columns.payload")),
         max_attempts: errors.or_default(optional_column(layer, "outbox.columns.max_attempts")),
+        traceparent: errors.or_default(optional_column(layer, "outbox.columns.traceparent")),
+        log_columns: errors.or_default(log_columns(layer)),
         columns: Vec::new(),
         row_key: None,
         upkeep,
@@ -494,6 +503,17 @@ fn column(layer: &Layer, path: &str) -> Result<String> {
 /// A column; none if its name is empty, so that an `[[outbox]]` can unset a value that the others have.
 fn optional_column(layer: &Layer, path: &str) -> Result<Option<String>> {
     if layer.text(path).is_empty() { Ok(None) } else { column(layer, path).map(Some) }
+}
+
+/// The columns in `outbox.log_columns`, which commas separate.
+fn log_columns(layer: &Layer) -> Result<Vec<String>> {
+    let path = "outbox.log_columns";
+    let columns = || layer.text(path).split(',').map(str::trim).filter(|column| !column.is_empty());
+    let allowed = "names of columns with commas between, without SQL quotes";
+    layer.checked(path, allowed, |_| {
+        columns().all(|column| column.len() <= IDENTIFIER_BYTES_MAX && !column.contains(['\0', '"']))
+    })?;
+    Ok(columns().map(str::to_owned).collect())
 }
 
 /// SQL for the middle of a statement. Refuses text that ends a statement or hides the rest of one.

@@ -82,7 +82,9 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
-            ("database.url", Some(given), _) => line(text, format_args!("{name} = \"***\"  # {}", given.origin)),
+            ("database.url" | "otel.headers", Some(given), _) => {
+                line(text, format_args!("{name} = \"***\"  # {}", given.origin));
+            }
             (_, Some(given), _) => {
                 line(text, format_args!("{name} = {}  # {}", quoted(given.text.expose()), given.origin));
             }
@@ -102,6 +104,9 @@ fn unset(path: &str) -> &'static str {
         "database.url" => "from the PG* variables and their defaults",
         "slot.publication" | "state.key" => "follows from the slot's name",
         "http.listen" => "off",
+        "otel.endpoint" => "from OTEL_EXPORTER_OTLP_ENDPOINT, else off",
+        "otel.headers" => "from OTEL_EXPORTER_OTLP_HEADERS",
+        "otel.service_name" => "from OTEL_SERVICE_NAME, else walrelay",
         "outbox.message_prefix" => "rows of the table are events",
         "route.topic" => "follows from topic_prefix and the column aggregatetype",
         "route.key" => "follows from the column aggregateid",

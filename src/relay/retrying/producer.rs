@@ -170,8 +170,8 @@ impl<'a> RetryProducer<'a> {
 /// What records of an outbox are made with.
 fn route_of(config: &Config, server: &ServerIdentity, outbox: usize) -> Result<(OutboxConfig, Router)> {
     let outbox = config.outboxes.get(outbox).ok_or_else(no_such_outbox)?;
-    // How often it may be tried is no part of the record, and was not kept of one that was parked before that was asked for.
-    let mut outbox = OutboxConfig { max_attempts: None, ..outbox.clone() };
+    // These columns are no part of the record, and were not kept of one that was parked before they were asked for.
+    let mut outbox = OutboxConfig { max_attempts: None, traceparent: None, log_columns: Vec::new(), ..outbox.clone() };
     outbox.need_only_routed();
     let mut router = Router::new(&outbox).map_err(|error| Error::new(Kind::Bug, error))?;
     router.set_origin(&server.system_identifier, server.timeline);
