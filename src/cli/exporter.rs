@@ -9,6 +9,7 @@ use crate::cli::config::{self, Common, flags};
 use crate::cli::output::{Outcome, warn};
 use crate::cli::slot_watch::SlotWatch;
 use crate::relay::stop::{Stop, on_signals};
+use crate::telemetry::otel::Exporter;
 use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
 
 /// The address where none is configured.
@@ -45,15 +46,20 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let process = settings.process()?;
     logging::init(process.log_json, &process.log_filter)?;
     let (mut stop, listener) = (on_signals()?, http::bind(process.http.unwrap_or(ADDRESS)).await?);
-    let telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(process.ready_within) };
+    let mut telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(process.ready_within) };
     let source = settings.source()?;
+    let otel = process.otel.as_ref().map(|otel| Exporter::start(otel, &source.slot, &mut telemetry)).transpose()?;
     telemetry.metrics.relays(&source, "");
     // There is no Kafka here that could be away.
     telemetry.health.connection(Side::Kafka, true);
     let mut watch = SlotWatch::new(&source, &settings.outboxes()?, telemetry.clone(), true)?;
     tokio::select! {
-        () = stop.at_least(Stop::Drain) => Ok(()),
+        () = stop.at_least(Stop::Drain) => {}
         never = http::serve_metrics(listener, telemetry) => match never {},
         never = watch.keep_looking() => match never {},
     }
+    if let Some(otel) = otel {
+        otel.finish().await;
+    }
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! The command line. Each command has its flags and help in its own file; [`config`] has those of several commands and reads
 //! the configuration, and [`output`] prints.
 
+use std::future::pending;
+
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
@@ -8,8 +10,9 @@ use crate::config::model::KEYS;
 use crate::demo;
 use crate::error::{Error, Flag, Kind, NextCommand, Result};
 use crate::relay;
-use crate::relay::stop::on_signals;
+use crate::relay::stop::{Stop, on_signals};
 use crate::sink::kafka::producer::linked_versions;
+use crate::telemetry::otel::Exporter;
 use crate::telemetry::{Telemetry, http, logging};
 
 mod check;
@@ -375,26 +378,33 @@ async fn run(args: &RunArgs) -> Outcome {
         tracing::warn!(event = "configuration_warned", "{warning}");
     }
     let stop = on_signals()?;
-    let telemetry = Telemetry::new(config.process.ready_within);
+    let mut telemetry = Telemetry::new(config.process.ready_within);
     let pages = match config.process.http {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
     let guarantee = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
     telemetry.metrics.relays(&config.source, guarantee);
+    let slot = &config.source.slot;
+    let otel = config.process.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
-    let relay = relay::run(config, telemetry.clone(), stop);
-    match pages {
-        None => relay.await?,
-        Some(listener) => {
-            let serve = http::serve(listener, telemetry);
-            tokio::select! {
-                ended = Box::pin(relay) => ended?,
-                never = serve => match never {},
-                never = watch.keep_looking() => match never {},
-            }
+    let is_watched = pages.is_some() || otel.is_some();
+    let relay = relay::run(config, telemetry.clone(), stop.clone());
+    let serve = async {
+        match pages {
+            Some(listener) => http::serve(listener, telemetry).await,
+            None => pending().await,
         }
+    };
+    let ended = tokio::select! {
+        ended = Box::pin(relay) => ended,
+        never = serve => match never {},
+        never = watch.keep_looking(), if is_watched => match never {},
+    };
+    if let Some(otel) = otel.filter(|_| stop.asked() < Stop::Now) {
+        otel.finish().await;
     }
+    ended?;
     Ok(())
 }
 

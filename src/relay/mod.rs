@@ -18,6 +18,8 @@ use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 
+mod batches;
+mod context;
 pub mod delivered_before;
 pub(crate) mod drain;
 mod jobs;

@@ -20,6 +20,8 @@ use crate::event::{Event, Place, Shown, Via};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
 use crate::position::Position;
+use crate::relay::batches::Batches;
+use crate::relay::context::Context;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::parked_index::{BlockedBy, ParkedIndex};
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
@@ -29,6 +31,7 @@ use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 use crate::telemetry::IntakeClosed;
+use crate::telemetry::otel::span::TraceContext;
 use crate::upkeep::Failure;
 use crate::upkeep::parked::{CLASSES, ParkedEvent, ParkedRef};
 
@@ -136,6 +139,8 @@ pub struct InFlight {
     parks: Option<Box<ParkedEvent>>,
     /// Its topic, where that refused the record before.
     refusing: Option<String>,
+    /// What log lines and spans say of it.
+    context: Option<Box<Context>>,
 }
 
 impl InFlight {
@@ -152,12 +157,14 @@ impl InFlight {
             isolated: None,
             parks: None,
             refusing: None,
+            context: None,
         }
     }
 
     /// The same event, of which no record of its own is sent any more.
     fn without_record(&self) -> InFlight {
-        InFlight { ticket: self.ticket, ..InFlight::new(self.place, self.committed_at_us, self.xid) }
+        let (ticket, context) = (self.ticket, self.context.clone());
+        InFlight { ticket, context, ..InFlight::new(self.place, self.committed_at_us, self.xid) }
     }
 
     /// Of most events nothing has to be kept.
@@ -230,9 +237,7 @@ pub struct Publisher<S> {
     pub sink: S,
     pending: Option<Pending>,
     /// Where events are committed together with the position behind them.
-    pub transaction: Transaction,
-    /// Events that are delivered and not committed: what is known of them counts when they come again.
-    uncommitted: Vec<InFlight>,
+    pub transaction: Transaction<InFlight>,
     /// What is to be written to the rows of delivered events.
     pub(crate) write_backs: WriteBacks,
     /// What is known of events that the broker refuses.
@@ -244,6 +249,8 @@ pub struct Publisher<S> {
     /// What the broker said and was not taken in yet.
     deliveries: Vec<Delivery>,
     pub(super) counts: Counts,
+    /// None without a collector of spans.
+    pub(super) batches: Option<Box<Batches>>,
 }
 
 impl<S: Sink> Publisher<S> {
@@ -261,13 +268,13 @@ impl<S: Sink> Publisher<S> {
             sink,
             pending: None,
             transaction: Transaction::new(setup.delivery.transactions.clone()),
-            uncommitted: Vec::new(),
             write_backs: WriteBacks::new(start),
             quarantine: Quarantine::default(),
             parking: ParkedIndex::default(),
             before: None,
             deliveries: Vec::new(),
             counts: Counts::default(),
+            batches: None,
         })
     }
 
@@ -341,6 +348,7 @@ impl<S: Sink> Publisher<S> {
             write_back: rows.on_acked(event),
             id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
             max_attempts: rows.max_attempts(event, &self.setup.slot),
+            context: rows.context.read(event),
             ..InFlight::new(event.place, event.committed_at_us, event.xid)
         };
         // A routed record borrows its router, and everything else is needed for it.
@@ -503,7 +511,11 @@ impl<S: Sink> Publisher<S> {
             false => self.sink.enqueue(record, ticket)?,
         }
         event.refusing = self.quarantine.topics.refusing(record.topic);
-        Ok(record.bytes())
+        let bytes = record.bytes();
+        if let Some(batches) = self.batches.as_mut().filter(|_| event.ticket.is_none()) {
+            batches.enqueued(ticket, event.place, bytes, trace_of(event.context.as_deref(), record));
+        }
+        Ok(bytes)
     }
 
     /// The sink has the record of this event.
@@ -563,6 +575,9 @@ impl<S: Sink> Publisher<S> {
 
     /// What follows from the failure of this record alone.
     fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
+        if let Some(batches) = &mut self.batches {
+            batches.failed(ticket, None, &error);
+        }
         if self.setup.delivery.on_error == OnError::Park
             && let Some(topic) = error.topic()
         {
@@ -585,6 +600,9 @@ impl<S: Sink> Publisher<S> {
 
     /// What follows for events that are delivered by now, oldest first.
     fn release(&mut self) {
+        if let Some(batches) = &mut self.batches {
+            batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
+        }
         while let Some(event) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
             if let Some(record) = event.isolated.take() {
@@ -595,7 +613,7 @@ impl<S: Sink> Publisher<S> {
                 self.write_backs.push(event.place, write_back, event.xid);
             }
             if self.transaction.is_used() {
-                self.uncommitted.push(*event);
+                self.transaction.uncommitted.push(*event);
             } else {
                 self.finish(&event);
             }
@@ -633,7 +651,7 @@ impl<S: Sink> Publisher<S> {
     /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of events in it; none
     /// where there are no transactions.
     pub(super) fn committed(&mut self) -> Option<u64> {
-        for event in std::mem::take(&mut self.uncommitted) {
+        for event in std::mem::take(&mut self.transaction.uncommitted) {
             self.finish(&event);
         }
         self.transaction.is_used().then(|| self.transaction.committed())
@@ -705,6 +723,9 @@ impl<S: Sink> Publisher<S> {
     /// Events are not given up, or this one cannot be.
     #[cold]
     fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
+        if let Some(batches) = &mut self.batches {
+            batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
+        }
         let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
         let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
@@ -721,11 +742,14 @@ impl<S: Sink> Publisher<S> {
         let dead_letters = *on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
         let again = self.quarantine.give_up(&id, verdict);
+        let columns = event.context.as_ref().and_then(|context| context.columns());
+        let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let trace_id = trace.map(|trace| trace.trace_id());
         if again {
-            tracing::debug!(%slot, outbox, %row, outcome, "an event that was given up came again");
+            tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given up came again");
         } else {
             self.counts.given_up(class);
-            tracing::warn!(event = "event_given_up", %slot, outbox, %row, %place, class, cause, outcome,
+            tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place, class, cause, outcome,
                 "an event was given up");
         }
         let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
@@ -794,8 +818,10 @@ impl<S: Sink> Publisher<S> {
         if let Some(Failure { class, cause, .. }) = parked.tried() {
             self.counts.given_up(class);
             let outbox = &rows.outbox;
-            tracing::warn!(event = "event_parked", %slot, outbox, %row, %place, class, cause, outcome = "park",
-                "an event cannot be delivered, and is parked");
+            let columns = event.context.as_ref().and_then(|context| context.columns());
+            let trace_id = trace_of(event.context.as_deref(), record).map(|trace| trace.trace_id());
+            tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place, class, cause,
+                outcome = "park", "an event cannot be delivered, and is parked");
         }
         if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
             let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
@@ -854,6 +880,11 @@ fn waiting_as(event: &ParkedEvent) -> ParkedRef {
     let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
     ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+}
+
+/// The trace of an event: of its column, else of its record's header.
+fn trace_of(context: Option<&Context>, record: &Record<'_>) -> Option<TraceContext> {
+    context.and_then(|context| context.trace).or_else(|| TraceContext::of_headers(record.headers))
 }
 
 /// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.

@@ -58,7 +58,7 @@ pub(super) async fn run(
     let (now, config) = (Instant::now(), process.config);
     let marker = session.marker.take();
     let mut this = ReplicationLoop {
-        shared: SharedLoop::new(&pipeline.publisher, &session.control, marker, known, epoch, process),
+        shared: SharedLoop::new(&mut pipeline.publisher, &session.control, marker, known, epoch, process),
         statistics: Statistics {
             ignored: pipeline.ignored(),
             confirmed: pipeline.confirmable(),
@@ -85,8 +85,13 @@ pub(super) async fn run(
     let stream = this.session.stream.wal;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
-    if let Err(error) = stream.finish(last, deadline).await {
-        tracing::debug!(%error, "the last status update may not have reached the server");
+    match stream.finish(last, deadline).await {
+        Ok(()) => {
+            if let Some(batches) = &mut this.pipeline.publisher.batches {
+                batches.confirmed(confirmed);
+            }
+        }
+        Err(error) => tracing::debug!(%error, "the last status update may not have reached the server"),
     }
     failpoint::reached("confirmed");
     ended
@@ -256,6 +261,9 @@ impl ReplicationLoop<'_> {
         }
         self.statistics.status_updates += 1;
         self.statistics.told = confirmed;
+        if let Some(batches) = &mut self.pipeline.publisher.batches {
+            batches.confirmed(confirmed);
+        }
         Ok(now)
     }
 
@@ -379,6 +387,9 @@ impl ReplicationLoop<'_> {
     }
 
     fn begin_store(&mut self, position: Position) {
+        if let Some(batches) = &mut self.pipeline.publisher.batches {
+            batches.seal();
+        }
         self.pipeline.publisher.transaction.commit_begun();
         let published = self.pipeline.trail.published(&position).cloned();
         self.jobs.begin_store(&mut self.session, position, published);

@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
+use crate::relay::batches::Batches;
 use crate::relay::parked_index::RetryReport;
 use crate::relay::publisher::{Counts, Publisher};
 use crate::relay::retrying::Retrying;
@@ -114,7 +115,7 @@ pub(super) struct SharedLoop<'a> {
 
 impl<'a> SharedLoop<'a> {
     pub(super) fn new(
-        publisher: &Publisher<AnySink>,
+        publisher: &mut Publisher<AnySink>,
         control: &Control,
         marker: Option<Arc<Marker>>,
         known: &Known,
@@ -122,6 +123,9 @@ impl<'a> SharedLoop<'a> {
         process: Process<'a>,
     ) -> Self {
         let Process { config, telemetry, watchdog, .. } = process;
+        if publisher.batches.is_none() {
+            publisher.batches = telemetry.spans.clone().map(|spans| Box::new(Batches::new(spans)));
+        }
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         SharedLoop {
             control: ControlWatch::new(control),

@@ -123,7 +123,7 @@ enum Input {
 
 impl<'a> TableLoop<'a> {
     pub(super) fn new(
-        publisher: Publisher<AnySink>,
+        mut publisher: Publisher<AnySink>,
         store: AnyStore,
         stored: Stored,
         marker: Option<Arc<Marker>>,
@@ -133,7 +133,7 @@ impl<'a> TableLoop<'a> {
     ) -> Self {
         let now = Instant::now();
         TableLoop {
-            shared: SharedLoop::new(&publisher, control, marker, store.known(), now, process),
+            shared: SharedLoop::new(&mut publisher, control, marker, store.known(), now, process),
             publisher,
             store,
             stored,
@@ -378,6 +378,9 @@ impl<'a> TableLoop<'a> {
             let what = "rows of a Kafka transaction are not acked; aborting it, and reading them again";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
+        if let Some(batches) = &mut self.publisher.batches {
+            batches.seal();
+        }
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
@@ -390,6 +393,9 @@ impl<'a> TableLoop<'a> {
         }
         self.shared.process.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
+        if let Some(batches) = &mut self.publisher.batches {
+            batches.stored();
+        }
         if let Some(events) = self.publisher.committed() {
             self.shared.process.telemetry.metrics.transaction(events, self.store.took);
         }

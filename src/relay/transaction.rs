@@ -22,9 +22,9 @@ struct Filling {
     events: u64,
 }
 
-/// See the module's documentation. Times are since any fixed instant.
+/// See the module's documentation. Times are since any fixed instant; `T` is what is known of an event.
 #[derive(Debug)]
-pub struct Transaction {
+pub struct Transaction<T> {
     /// None where events are not committed with a position: then no transaction is ever open.
     config: Option<TransactionConfig>,
     /// Events enqueued since the last commit.
@@ -32,12 +32,15 @@ pub struct Transaction {
     filling: Option<Filling>,
     closed: bool,
     committing: bool,
+    /// Events that are delivered and not committed: what is known of them counts when they come again.
+    pub(super) uncommitted: Vec<T>,
 }
 
-impl Transaction {
+impl<T> Transaction<T> {
     /// None is open.
-    pub(super) fn new(config: Option<TransactionConfig>) -> Transaction {
-        Transaction { config, events: 0, filling: None, closed: false, committing: false }
+    pub(super) fn new(config: Option<TransactionConfig>) -> Transaction<T> {
+        let uncommitted = Vec::new();
+        Transaction { config, events: 0, filling: None, closed: false, committing: false, uncommitted }
     }
 
     /// Whether events are committed together with a position at all.
@@ -113,7 +116,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn transaction() -> Transaction {
+    fn transaction() -> Transaction<()> {
         Transaction::new(Some(TransactionConfig {
             id_prefix: "t-".to_owned(),
             max_events: 10,
@@ -123,7 +126,7 @@ mod tests {
     }
 
     /// With these events in it.
-    fn of(events: u64) -> Transaction {
+    fn of(events: u64) -> Transaction<()> {
         Transaction { events, ..transaction() }
     }
 
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn no_transaction_is_open_without_exactly_once() {
-        let mut none = Transaction::new(None);
+        let mut none = Transaction::<()>::new(None);
         none.enqueued();
         none.look(false, false, ms(200));
         assert!(none.takes() && !none.is_open() && !none.is_due(true) && none.wake_at(false).is_none());

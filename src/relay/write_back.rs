@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::{OutboxConfig, SlotName, max_attempts};
 use crate::event::{Event, Place, RowId, Shown};
 use crate::position::{Lsn, Position};
+use crate::relay::context::ContextColumns;
 use crate::upkeep::parked::ParkedEvent;
 use crate::upkeep::{Batch, Failure};
 
@@ -185,6 +186,8 @@ pub(super) struct RowPolicy {
     max_attempts: Option<usize>,
     /// Whether a value of that column that is no number was logged.
     logged: bool,
+    /// What log lines say of an event.
+    pub(super) context: ContextColumns,
 }
 
 /// What is written to rows whose events are given up.
@@ -210,6 +213,7 @@ impl RowPolicy {
             tried: outbox.upkeep.mark_waiting.is_some(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.index_of(column)),
             logged: false,
+            context: ContextColumns::of(outbox),
         }
     }
 

@@ -111,6 +111,7 @@ metrics! {
     pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
     pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
     pub(crate) positions_stored: Counter = plain, "Positions stored";
+    pub(crate) dropped_spans: Counter = plain, "Spans of batches that the collector did not get";
     committed_transactions: Counter = plain, "Kafka transactions committed";
     pub(crate) given_up_transactions: Counter = plain, "Kafka transactions given up";
     committed_events: Counter = plain, "Events in committed Kafka transactions";

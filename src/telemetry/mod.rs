@@ -1,4 +1,4 @@
-//! Logs, metrics, health and the status page of a running relay.
+//! Logs, metrics, health and the status page of a running relay, and what is sent to OpenTelemetry.
 //!
 //! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its pages answer while
 //! it is stalled.
@@ -8,6 +8,7 @@ pub mod health;
 pub mod http;
 pub mod logging;
 pub mod metrics;
+pub(crate) mod otel;
 mod page;
 mod process;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
+use otel::span::Spans;
 use tokio::sync::watch;
 
 use crate::error::Error;
@@ -117,6 +119,8 @@ pub struct Telemetry {
     pub(crate) flows: watch::Sender<Vec<Flow>>,
     /// The server processes of relays that stand by, as far as the role may see them, for the status page.
     pub(crate) stand_by_pids: watch::Sender<Vec<i32>>,
+    /// Takes spans of batches; none without a collector.
+    pub(crate) spans: Option<Spans>,
 }
 
 impl Telemetry {
@@ -128,6 +132,7 @@ impl Telemetry {
             failures: Failures::default(),
             flows: watch::Sender::default(),
             stand_by_pids: watch::Sender::default(),
+            spans: None,
         }
     }
 

@@ -1,0 +1,187 @@
+//! Metrics and the spans of batches, sent to an OpenTelemetry collector by OTLP/HTTP.
+//!
+//! One task sends what [`Metrics`](crate::telemetry::Metrics) has, every `otel.interval`, and the spans that
+//! [`Spans`] queues. Nobody waits for the task, and it has no thread. Without a collector, spans are dropped and counted.
+
+mod attribute;
+mod client;
+mod metrics;
+pub(crate) mod span;
+
+use std::time::Duration;
+
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+
+use self::attribute::{nanoseconds, text};
+use self::client::{Client, Failure};
+use self::metrics::{Period, metrics};
+use self::span::{BatchSpan, QUEUE_SPANS, Spans};
+use super::Telemetry;
+use crate::clock::now_us;
+use crate::config::{OtelConfig, SlotName};
+use crate::error::Result;
+
+/// How long the end of the process waits for the last request.
+const LAST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The task that sends.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    task: JoinHandle<()>,
+    /// Dropped when the task is to send the rest and end.
+    stop: oneshot::Sender<()>,
+}
+
+impl Exporter {
+    /// Starts the task, and lets `telemetry` take spans.
+    ///
+    /// # Errors
+    /// [`Kind::Config`](crate::error::Kind::Config) where TLS cannot be set up.
+    pub(crate) fn start(config: &OtelConfig, slot: &SlotName, telemetry: &mut Telemetry) -> Result<Exporter> {
+        let (queue, spans) = Spans::new(&telemetry.metrics.dropped_spans);
+        telemetry.spans = Some(queue);
+        let (stop, stopped) = oneshot::channel();
+        let export = Export {
+            client: Client::new(config)?,
+            resource: resource(config, slot),
+            slot: slot.to_string(),
+            telemetry: telemetry.clone(),
+            spans,
+            waiting: Vec::new(),
+            since: nanoseconds(now_us()),
+            is_failing: false,
+        };
+        let task = tokio::spawn(export.run(config.interval, stopped));
+        tracing::info!(endpoint = %config.endpoint, "metrics and spans are sent to OpenTelemetry");
+        Ok(Exporter { task, stop })
+    }
+
+    /// Sends what is left, within [`LAST_TIMEOUT`].
+    pub(crate) async fn finish(self) {
+        drop(self.stop);
+        if tokio::time::timeout(LAST_TIMEOUT, self.task).await.is_err() {
+            tracing::debug!("the last metrics and spans may not have reached OpenTelemetry");
+        }
+    }
+}
+
+/// What identifies this process to a collector.
+fn resource(config: &OtelConfig, slot: &SlotName) -> Resource {
+    let mut attributes = config.attributes.clone();
+    for (name, value) in [
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        // Two relays of a slot count apart.
+        ("service.instance.id", format!("{:032x}", fastrand::u128(..))),
+        ("walrelay.slot", slot.to_string()),
+    ] {
+        attributes.entry(name.to_owned()).or_insert(value);
+    }
+    let attributes = attributes.into_iter().map(|(name, value)| text(&name, value)).collect();
+    Resource { attributes, ..Resource::default() }
+}
+
+struct Export {
+    client: Client,
+    resource: Resource,
+    slot: String,
+    telemetry: Telemetry,
+    spans: mpsc::Receiver<BatchSpan>,
+    /// Spans that the collector does not have.
+    waiting: Vec<BatchSpan>,
+    /// When counters began to count.
+    since: u64,
+    /// Whether the last request failed, which was logged.
+    is_failing: bool,
+}
+
+impl Export {
+    async fn run(mut self, interval: Duration, mut stopped: oneshot::Receiver<()>) {
+        let mut tick = tokio::time::interval(interval);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let room = QUEUE_SPANS.saturating_sub(self.waiting.len());
+            tokio::select! {
+                biased;
+                _ended = &mut stopped => break,
+                _ = tick.tick() => {}
+                _ = self.spans.recv_many(&mut self.waiting, room), if room > 0 => {
+                    if self.is_failing || self.waiting.len() < QUEUE_SPANS / 2 {
+                        continue;
+                    }
+                }
+            }
+            self.export().await;
+        }
+        self.waiting.extend(std::iter::from_fn(|| self.spans.try_recv().ok()));
+        self.export().await;
+    }
+
+    /// Sends the metrics of this instant, and the spans that wait. A collector that is away is asked once.
+    async fn export(&mut self) {
+        let sent = match self.export_metrics().await {
+            Err(failure) if !failure.is_final => Err(failure),
+            sent => sent.and(self.export_spans().await),
+        };
+        match (sent, self.is_failing) {
+            (Ok(()), false) => {}
+            (Ok(()), true) => {
+                let dropped_spans = self.telemetry.metrics.dropped_spans.get();
+                tracing::info!(dropped_spans, "metrics and spans reach OpenTelemetry again");
+                self.is_failing = false;
+            }
+            (Err(Failure { cause, .. }), false) => {
+                let fix = "check otel.endpoint, otel.headers and the collector";
+                tracing::warn!(
+                    error = cause,
+                    fix,
+                    "metrics or spans do not reach OpenTelemetry; events are relayed all the same"
+                );
+                self.is_failing = true;
+            }
+            (Err(Failure { cause, .. }), true) => tracing::debug!(error = cause, "OpenTelemetry is still not reached"),
+        }
+    }
+
+    async fn export_metrics(&self) -> Result<(), Failure> {
+        let period = Period { since: self.since, until: nanoseconds(now_us()) };
+        let metrics = metrics(&self.telemetry.encode().unwrap_or_default(), period);
+        let scope_metrics = vec![ScopeMetrics { scope: Some(scope()), metrics, ..ScopeMetrics::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
+        self.client.post("/v1/metrics", &ExportMetricsServiceRequest { resource_metrics }).await
+    }
+
+    async fn export_spans(&mut self) -> Result<(), Failure> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let spans = self.waiting.iter().map(|batch| batch.to_span(&self.slot)).collect();
+        let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
+        let sent = self.client.post("/v1/traces", &ExportTraceServiceRequest { resource_spans }).await;
+        if sent.as_ref().is_err_and(|failure| failure.is_final) {
+            self.telemetry.metrics.dropped_spans.inc_by(self.waiting.len() as u64);
+        }
+        if sent.as_ref().err().is_none_or(|failure| failure.is_final) {
+            self.waiting.clear();
+        }
+        sent
+    }
+}
+
+fn scope() -> InstrumentationScope {
+    let (name, version) = ("walrelay".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    InstrumentationScope { name, version, ..InstrumentationScope::default() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use tokio::net::TcpListener;
+
+use super::attribute::integer;
+use super::*;
+use crate::position::Lsn;
+
+/// A collector that answers as it is told to.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Received>>);
+
+#[derive(Default)]
+struct Received {
+    status: StatusCode,
+    requests: Vec<(String, Option<String>)>,
+    spans: Vec<Span>,
+    metrics: usize,
+    service: Option<KeyValue>,
+}
+
+impl Collector {
+    async fn start() -> (Collector, OtelConfig) {
+        let collector = Collector::default();
+        let router = axum::Router::new().fallback(take).with_state(collector.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let service = TowerToHyperService::new(router.clone());
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        let headers = [("api-key", "x")].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let attributes = [("service.name".to_owned(), "shop".to_owned())].into();
+        let interval = Duration::from_millis(20);
+        (collector, OtelConfig { endpoint, headers: headers.into_iter().collect(), attributes, interval })
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Received) -> T) -> T {
+        look(&mut self.0.lock().unwrap())
+    }
+
+    /// Waits until what was received is as `fits` says.
+    async fn until(&self, fits: impl Fn(&Received) -> bool) {
+        let arrived = async {
+            while !self.with(|received| fits(received)) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), arrived).await.expect("it did not arrive");
+    }
+}
+
+async fn take(State(collector): State<Collector>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let key = request.headers().get("api-key").map(|value| value.to_str().unwrap().to_owned());
+    let body: Bytes = to_bytes(request.into_body(), 1 << 20).await.unwrap();
+    collector.with(|received| {
+        received.requests.push((path.clone(), key));
+        if received.status != StatusCode::OK {
+            return received.status.into_response();
+        }
+        if path.ends_with("/v1/metrics") {
+            let request = ExportMetricsServiceRequest::decode(body).unwrap();
+            let of_this = &request.resource_metrics[0];
+            received.metrics = of_this.scope_metrics[0].metrics.len();
+            let attributes = &of_this.resource.as_ref().unwrap().attributes;
+            received.service = attributes.iter().find(|attribute| attribute.key == "service.name").cloned();
+            return Vec::new().into_response();
+        }
+        let request = ExportTraceServiceRequest::decode(body).unwrap();
+        received.spans.extend(request.resource_spans[0].scope_spans[0].spans.clone());
+        Vec::new().into_response()
+    })
+}
+
+fn start(config: &OtelConfig) -> (Telemetry, Spans, Exporter) {
+    let mut telemetry = Telemetry::new(Duration::from_secs(60));
+    let exporter = Exporter::start(config, &"orders".parse().unwrap(), &mut telemetry).unwrap();
+    let spans = telemetry.spans.clone().unwrap();
+    (telemetry, spans, exporter)
+}
+
+fn batch(events: u64) -> BatchSpan {
+    let mut span = BatchSpan::beginning(0, Lsn::new(1));
+    span.events = events;
+    span
+}
+
+#[tokio::test]
+async fn metrics_and_spans_arrive_with_headers_and_the_rest_at_the_end() {
+    let (collector, config) = Collector::start().await;
+    let (_, spans, exporter) = start(&config);
+    spans.push(batch(7));
+    collector.until(|received| received.spans.len() == 1 && received.metrics > 50).await;
+    let events = collector.with(|received| received.spans[0].attributes[1].clone());
+    assert_eq!(events, integer("walrelay.events", 7));
+    spans.push(batch(8));
+    exporter.finish().await;
+    collector.with(|received| {
+        assert_eq!(received.spans.len(), 2);
+        assert_eq!(received.service, Some(text("service.name", "shop")));
+        let expected = |(path, key): &(String, Option<String>)| {
+            ["/base/v1/metrics", "/base/v1/traces"].contains(&path.as_str()) && key.as_deref() == Some("x")
+        };
+        assert!(received.requests.iter().all(expected), "{:?}", received.requests);
+    });
+}
+
+#[tokio::test]
+async fn spans_wait_for_a_collector_that_is_away_and_are_counted_where_they_are_dropped() {
+    let (collector, config) = Collector::start().await;
+    collector.with(|received| received.status = StatusCode::SERVICE_UNAVAILABLE);
+    let (telemetry, spans, exporter) = start(&config);
+    let dropped = || telemetry.metrics.dropped_spans.get();
+    for number in 0..3 * QUEUE_SPANS as u64 {
+        spans.push(batch(number));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(dropped(), QUEUE_SPANS as u64, "a queue, and as many that wait");
+    let asked = collector.with(|received| received.requests.len());
+    collector.until(|received| received.requests.len() > asked + 2).await;
+    collector.with(|received| received.status = StatusCode::OK);
+    collector.until(|received| received.spans.len() == 2 * QUEUE_SPANS).await;
+
+    collector.with(|received| received.status = StatusCode::NOT_FOUND);
+    spans.push(batch(1));
+    exporter.finish().await;
+    assert_eq!(dropped(), QUEUE_SPANS as u64 + 1, "the collector refuses it for good");
+}
+
+#[tokio::test]
+async fn the_end_waits_a_second_at_most_for_a_collector_that_does_not_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_, mut config) = Collector::start().await;
+    config.endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let (_, spans, exporter) = start(&config);
+    spans.push(batch(1));
+    let began = tokio::time::Instant::now();
+    exporter.finish().await;
+    assert!(began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
+}
