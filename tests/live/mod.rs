@@ -21,6 +21,7 @@ mod memory;
 mod nagios;
 mod operations;
 mod order;
+mod otel;
 mod outboxes;
 mod page;
 mod parked;

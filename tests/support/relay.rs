@@ -98,7 +98,10 @@ impl RelayCommand {
         // The caller's environment must not affect the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
-            if name.starts_with("WALRELAY_") || name.starts_with("PG") || name == "FAILPOINTS" || name == "RUST_LOG" {
+            if ["WALRELAY_", "PG", "OTEL_"].iter().any(|start| name.starts_with(start))
+                || name == "FAILPOINTS"
+                || name == "RUST_LOG"
+            {
                 command.env_remove(name);
             }
         }
