@@ -1,7 +1,7 @@
 //! docs/metrics.md: what a collector of OpenTelemetry gets, and what the log says of an event.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,12 @@ use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use prost::Message as _;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
+use crate::support::certificates::{Authority, Identity, LOOPBACK};
 use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::free_port;
 use crate::support::wait::{eventually, until};
@@ -40,12 +45,32 @@ struct Received {
 
 impl Collector {
     fn listen(port: u16) -> Collector {
+        Collector::accept(port, |collector, stream| collector.serve(stream))
+    }
+
+    /// The same with TLS.
+    fn listen_as(port: u16, identity: &Identity) -> Collector {
+        let certificates = CertificateDer::pem_file_iter(&identity.certificate).expect("a file");
+        let certificates = certificates.collect::<Result<_, _>>().expect("certificates");
+        let key = PrivateKeyDer::from_pem_file(&identity.key).expect("a key");
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS");
+        let config = config.with_no_client_auth().with_single_cert(certificates, key).expect("an identity");
+        let config = Arc::new(config);
+        Collector::accept(port, move |collector, stream| {
+            let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
+            collector.serve(StreamOwned::new(connection, stream));
+        })
+    }
+
+    fn accept(port: u16, serve: impl Fn(&Collector, TcpStream) + Send + 'static) -> Collector {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
         let collector = Collector::default();
         let received = collector.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                received.serve(&stream);
+                serve(&received, stream);
             }
         });
         collector
@@ -56,7 +81,7 @@ impl Collector {
     }
 
     /// Answers one request, and closes the connection.
-    fn serve(&self, mut stream: &TcpStream) {
+    fn serve(&self, stream: impl Read + Write) {
         let mut reader = BufReader::new(stream);
         let mut head = String::new();
         while reader.read_line(&mut head).is_ok_and(|bytes| bytes > 2) {}
@@ -68,7 +93,8 @@ impl Collector {
         let is_refused = self.with(|received| received.take(head, &body));
         let status = if is_refused { "400 Bad Request" } else { "200 OK" };
         let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-        stream.write_all(answer.as_bytes()).unwrap_or_default();
+        // A relay that is killed hears no answer.
+        reader.get_mut().write_all(answer.as_bytes()).and_then(|()| reader.get_mut().flush()).unwrap_or_default();
     }
 
     fn spans(&self) -> Vec<Span> {
@@ -274,9 +300,9 @@ fn events_go_on_without_a_collector_and_spans_wait_or_are_counted() {
 }
 
 #[test]
-fn rows_of_a_table_are_in_spans_that_end_when_progress_is_stored() {
-    let port = free_port();
-    let collector = Collector::listen(port);
+fn rows_of_a_table_are_in_spans_that_end_when_progress_is_stored_and_go_over_tls() {
+    let (port, authority) = (free_port(), Authority::new("otel"));
+    let collector = Collector::listen_as(port, &authority.certify("collector", &LOOPBACK));
     let world = World::keeping();
     world.sql().run("alter table outbox add column traceparent text");
     let rows = "select gen_random_uuid(), 'k', 'a', 'T', '{}', '00-' || lpad('7', 32, '0') || '-' || lpad('7', 16, '0') || '-00'";
@@ -284,10 +310,11 @@ fn rows_of_a_table_are_in_spans_that_end_when_progress_is_stored() {
     world.sql().run(&format!(
         "insert into outbox (id, aggregatetype, aggregateid, type, payload, traceparent) {rows} from generate_series(1, 50)"
     ));
-    let endpoint = format!("http://127.0.0.1:{port}");
+    let endpoint = format!("https://localhost:{port}");
     let run = world.run().option("--mode", "poll").option("--state-store", "postgres");
     // The variable of OpenTelemetry's own programs.
     let run = run.variable("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint).variable("WALRELAY_OTEL_INTERVAL", "1s");
+    let run = run.variable("SSL_CERT_FILE", &authority.root().to_string_lossy());
     let mut relay = run.config_file(COLUMN).start();
     relay.wait_ready();
     eventually("all rows are in spans", ARRIVAL, || collector.events(), |events| *events == 50);
@@ -317,7 +344,7 @@ fn a_failed_delivery_is_an_error_of_its_span_and_its_log_line_names_trace_and_co
         let span = eventually("the failure is in a span", ARRIVAL, failed, Option::is_some).expect("a span");
         let status = span.status.expect("a status");
         assert_eq!(status.code(), StatusCode::Error);
-        assert!(status.message.contains("large"), "{}", status.message);
+        assert!(status.message.contains("message.max.bytes"), "{}", status.message);
         let log = relay.log();
         let lines: Vec<serde_json::Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let line = lines.iter().find(|line| line["message"].as_str().is_some_and(|text| text.starts_with(message)));
