@@ -160,7 +160,8 @@ impl Export {
     }
 
     async fn export_spans(&mut self) -> Result<(), Failure> {
-        if self.waiting.is_empty() {
+        // Where spans were refused, a request without any shows whether they still are.
+        if self.waiting.is_empty() && !self.is_failing {
             return Ok(());
         }
         let spans = self.waiting.iter().map(|batch| batch.to_span(&self.slot)).collect();

@@ -81,6 +81,9 @@ impl TraceContext {
 /// What is known of a batch. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BatchSpan {
+    /// They stay the same where the span is sent twice.
+    trace_id: u128,
+    span_id: u64,
     pub(crate) began_us: i64,
     /// All its records are acked.
     pub(crate) acked_us: Option<i64>,
@@ -104,7 +107,8 @@ pub(crate) struct BatchSpan {
 impl BatchSpan {
     /// Of a batch whose first event has this commit LSN.
     pub(crate) fn beginning(began_us: i64, first: Lsn) -> BatchSpan {
-        BatchSpan { began_us, first, ..BatchSpan::default() }
+        let (trace_id, span_id) = (fastrand::u128(1..), fastrand::u64(1..));
+        BatchSpan { trace_id, span_id, began_us, first, ..BatchSpan::default() }
     }
 
     /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
@@ -129,8 +133,8 @@ impl BatchSpan {
         let acked = self.acked_us.map(|at_us| event("acked", at_us));
         let code = if self.error.is_some() { StatusCode::Error } else { StatusCode::Unset };
         Span {
-            trace_id: fastrand::u128(1..).to_be_bytes().into(),
-            span_id: fastrand::u64(1..).to_be_bytes().into(),
+            trace_id: self.trace_id.to_be_bytes().into(),
+            span_id: self.span_id.to_be_bytes().into(),
             name: format!("deliver {slot}"),
             kind: SpanKind::Producer.into(),
             start_time_unix_nano: nanoseconds(self.began_us),
