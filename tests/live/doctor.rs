@@ -16,14 +16,14 @@ use crate::support::world::{ARRIVAL, World};
 
 /// The checks of one call, and its exit code.
 #[derive(Debug)]
-struct Checks {
+pub(super) struct Checks {
     all: Vec<Value>,
     code: i32,
 }
 
 impl Checks {
     #[track_caller]
-    fn of(doctor: &RelayCommand) -> Checks {
+    pub(super) fn of(doctor: &RelayCommand) -> Checks {
         let output = doctor.clone().flag("--json").output();
         let text = String::from_utf8_lossy(&output.stdout);
         let report: Value = serde_json::from_str(&text)
@@ -33,7 +33,7 @@ impl Checks {
 
     /// The remedy of a check with this state, and texts with these parts.
     #[track_caller]
-    fn has(&self, check: &str, state: &str, found: &str, fix: &str) -> String {
+    pub(super) fn has(&self, check: &str, state: &str, found: &str, fix: &str) -> String {
         let text = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
         let is_it = |it: &&Value| {
             it["check"] == check

@@ -22,6 +22,7 @@ mod nagios;
 mod operations;
 mod order;
 mod otel;
+mod outages;
 mod outboxes;
 mod page;
 mod parked;
