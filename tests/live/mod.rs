@@ -8,6 +8,7 @@ mod column_kinds;
 mod confirm;
 mod connections;
 mod copies;
+mod dashboard;
 mod dead_letters;
 mod demo;
 mod doctor;
