@@ -101,7 +101,12 @@ fn each_query_of_the_dashboard_returns_data() {
     proxy.refuse();
     let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("kafka_disconnected"));
     eventually("the brokers are away", ARRIVAL, is_out, |out| *out);
-    eventually("intake is closed", ARRIVAL, || relay.metrics(), |text| text.lines().any(|line| line.starts_with("walrelay_intake_closed") && line.ends_with(" 1")));
+    eventually(
+        "intake is closed",
+        ARRIVAL,
+        || relay.metrics(),
+        |text| text.lines().any(|line| line.starts_with("walrelay_intake_closed") && line.ends_with(" 1")),
+    );
     proxy.resume();
     eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
     for query in queries() {
