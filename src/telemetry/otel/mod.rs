@@ -60,7 +60,7 @@ impl Exporter {
             is_failing: false,
         };
         let task = tokio::spawn(export.run(config.interval, stopped));
-        tracing::info!(endpoint = %config.endpoint, "metrics and spans are sent to OpenTelemetry");
+        tracing::info!(event = "otel_started", endpoint = %config.endpoint, "metrics and spans are sent to OpenTelemetry");
         Ok(Exporter { task, stop })
     }
 
@@ -134,12 +134,13 @@ impl Export {
             (Ok(()), false) => {}
             (Ok(()), true) => {
                 let dropped_spans = self.telemetry.metrics.dropped_spans.get();
-                tracing::info!(dropped_spans, "metrics and spans reach OpenTelemetry again");
+                tracing::info!(event = "otel_reached", dropped_spans, "metrics and spans reach OpenTelemetry again");
                 self.is_failing = false;
             }
             (Err(Failure { cause, .. }), false) => {
                 let fix = "check otel.endpoint, otel.headers and the collector";
                 tracing::warn!(
+                    event = "otel_failed",
                     error = cause,
                     fix,
                     "metrics or spans do not reach OpenTelemetry; events are relayed all the same"
