@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::support::relay::{EXIT, RelayCommand, last_words, told};
 use crate::support::servers::Postgres;
+use crate::support::wait::eventually;
 use crate::support::world::World;
 
 /// Slots and publications of the world.
@@ -36,6 +37,7 @@ fn a_dry_run_of_teardown_prints_a_script_that_drops_slot_and_publication() {
     assert!(script.contains("select pg_catalog.pg_terminate_backend("), "{script}");
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
+    eventually("the slot is free", EXIT, || world.walsender(), |pid| *pid == 0);
     let sql = world.sql();
     drops.iter().for_each(|statement| sql.run(statement));
     let script = world.command("teardown").flag("--dry-run").succeed();
