@@ -776,22 +776,22 @@ mod tests {
     fn an_error_names_a_setting_once_as_it_was_given() {
         let why = "\"Orders\" is not a slot name: only lower-case letters, digits and underscores are allowed";
         let named = [("slot.name", "Orders".to_owned())];
-        let variable = environment(&[("WALRELAY_SLOT_NAME", "Orders")]);
+        let variable = environment(&[("WALRELAY_SLOT", "Orders")]);
         let file = ConfigFile::new("w.toml", "[slot]\nname = \"Orders\"");
         let mut set = ConfigFile::new("w.toml", "");
         set.set = vec!["slot.name=Orders".to_owned()];
         let (no_flag, none) = (Flags::new(), Environment::new());
         for (flags, environment, file, origin) in [
             (&Flags::from(named), &none, None, "--slot"),
-            (&no_flag, &variable, None, "WALRELAY_SLOT_NAME"),
+            (&no_flag, &variable, None, "WALRELAY_SLOT"),
             (&no_flag, &none, Some(&file), "w.toml:2: slot.name"),
             (&no_flag, &none, Some(&set), "--set: slot.name"),
         ] {
             let error = Settings::new(flags, environment, file).unwrap().slot().unwrap_err();
             assert_eq!(error.to_string(), format!("{origin}: {why}"));
         }
-        let mode = Settings::new(&no_flag, &environment(&[("WALRELAY_SLOT_MODE", "pull")]), None).unwrap_err();
-        assert_eq!(mode.to_string(), "WALRELAY_SLOT_MODE cannot be \"pull\"");
+        let mode = Settings::new(&no_flag, &environment(&[("WALRELAY_MODE", "pull")]), None).unwrap_err();
+        assert_eq!(mode.to_string(), "WALRELAY_MODE cannot be \"pull\"");
     }
 
     #[test]

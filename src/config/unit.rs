@@ -38,7 +38,7 @@ pub(crate) fn exact_bytes(bytes: u64) -> String {
     format!("{}{name}", bytes / unit)
 }
 
-/// Bytes for people, such as `1.5 MiB`: with one decimal below 10, else without.
+/// Bytes for people, such as `1.5 MiB`: rounded down, with one decimal below 10, else without.
 pub(crate) fn human_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes >= *unit).unwrap_or(&("B", 1));
     let tenths = bytes / unit * 10 + bytes % unit * 10 / unit;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_displayed_size_has_a_unit_and_is_rounded() {
+    fn a_displayed_size_has_a_unit_and_is_rounded_down() {
         let sizes = [0, 1023, 1024, 5_000, 10_239, 1_600_000, 20 << 20, 5 << 30, 64 << 40];
         let shown: Vec<_> = sizes.into_iter().map(human_bytes).collect();
         assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "4.8 KiB", "9.9 KiB", "1.5 MiB", "20 MiB", "5.0 GiB", "64 TiB"]);
