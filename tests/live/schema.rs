@@ -240,7 +240,7 @@ fn a_recreated_table_stops_a_lagging_relay_and_no_earlier_row_is_lost() {
     let log = refused.log();
     let publication = format!("walrelay_{}", world.name);
     assert!(log.contains(&format!("table public.outbox is not in publication {publication}")), "{log}");
-    assert!(log.contains("Rows inserted before that are not in the stream"), "{log}");
+    assert!(log.contains("rows inserted before that are not in the stream"), "{log}");
 
     sql.run(&format!("alter publication {publication} add table outbox"));
     write(&world, &sql, "payload", 4);
