@@ -137,6 +137,10 @@ def is_structure(column):
     return column.get("base", "").removeprefix("_") in STRUCTURES
 
 
+def has_seconds_in_offset(value):
+    return re.search(r"[+-]\d\d:\d\d:\d\d$", value or "") is not None
+
+
 def numbers_as_numbers(value):
     if isinstance(value, Number):
         return float(value)
@@ -214,7 +218,13 @@ def no_record_of_debezium(d):
     for column in case.uses():
         if not is_known(d.table[column]) and not is_structure(d.table[column]):
             return "a column of a type that Debezium does not know", ("table.include.list", column)
+    # What Debezium cannot convert is NULL, and ends the task where the column is NOT NULL.
+    for column in case.uses():
+        if d.table[column]["base"] == "timetz" and has_seconds_in_offset(d.row[column]):
+            return "a `timetz` with seconds", ("table.include.list", column)
     payload = d.row.get(case.column_of("value"))
+    if case.expands and case.has_envelope and case.router("table.field.event.schema.version"):
+        return "JSON that Debezium fails to expand", "router.table.expand.json.payload"
     if case.expands and (payload or "").startswith(("{", "[")):
         document = parsed(payload)
         if document is None or fails_to_expand(document):
@@ -326,7 +336,7 @@ def of_types(d):
         return "`real`, `double precision` and numbers", table
     if d.is_array and d.element in TIMES:
         return "an array of dates or times", table
-    if d.base == "timetz" and re.search(r"[+-]\d\d:\d\d:\d\d$", d.value or ""):
+    if d.base == "timetz" and has_seconds_in_offset(d.value):
         return "a `timetz` with seconds", table
     if d.is_array and not d.element in KNOWN and "NULL" in (d.value or ""):
         return "a `timetz` with seconds", table
