@@ -105,7 +105,7 @@ pub(super) const OPTIONS: &[Row] = &[
     // What is captured.
     row("table.exclude.list schema.include.list schema.exclude.list", Fate::Carried),
     unneeded("column.include.list column.exclude.list", "the router fails without a column that it needs"),
-    unneeded("schema.name.adjustment.mode router.table.field.event.schema.version", "no envelope has a schema here"),
+    unneeded("schema.name.adjustment.mode", "no envelope has a schema here"),
     unless(
         "column.propagate.source.type datatype.propagate.source.type include.schema.comments",
         "false",
@@ -227,7 +227,8 @@ pub(super) const OPTIONS: &[Row] = &[
     // The router.
     row(
         "router.type router.table.field.event.id router.table.field.event.key router.table.field.event.type \
-         router.table.field.event.payload router.table.field.event.timestamp router.table.fields.additional.placement \
+         router.table.field.event.payload router.table.field.event.timestamp \
+         router.table.field.event.schema.version router.table.fields.additional.placement \
          router.table.expand.json.payload router.table.json.payload.null.behavior router.route.by.field \
          router.route.topic.regex router.route.topic.replacement router.route.tombstone.on.empty.payload",
         Fate::Carried,

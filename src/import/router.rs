@@ -3,7 +3,7 @@
 use regex::Regex;
 
 use super::Carrying;
-use super::Effect::{Differs, MayDiffer, ToDo};
+use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, unlike};
 use super::given::{Form, Given, of_java};
 use crate::postgres::catalog::{self, Column};
@@ -18,6 +18,7 @@ const EXPAND: &str = "router.table.expand.json.payload";
 const KEY: &str = "key.converter";
 const VALUE: &str = "value.converter";
 const HEADER: &str = "header.converter";
+const SCHEMA_VERSION: &str = "router.table.field.event.schema.version";
 const TOMBSTONE: &str = "router.route.tombstone.on.empty.payload";
 const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of one that is NOT NULL says so, and has the column's \
                         default in it, if there is one; that of an enum has its labels, and that of an ltree its name";
@@ -331,6 +332,13 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     });
     // A structure is nothing that a converter for bytes writes itself.
     let is_structure = !envelope.is_empty() || expand.is_some();
+    if given.has(SCHEMA_VERSION) {
+        let (effect, why) = match !envelope.is_empty() && expand.is_some() {
+            true => (MayDiffer, "Debezium has no record of a payload with other members than the first of its version"),
+            false => (NoEffect, "no envelope has a schema here"),
+        };
+        carrying.left(SCHEMA_VERSION, effect, why, "find out whether events were lost");
+    }
     let converter = Converter::of_column(carrying, "value", Some(payload).filter(|_| !is_structure));
     if envelope.is_empty() {
         plain_value(carrying, &converter, payload, expand, tombstone);
@@ -606,6 +614,11 @@ impl Converter {
         };
         if is_bytes {
             return converter;
+        }
+        let is_decimal = |column: &&Column| column.base.name == "numeric" && column.type_modifier >= 0;
+        if column.is_some_and(|name| carrying.columns(name).iter().any(is_decimal)) {
+            let why = "NULL in a numeric(p,s) was NULL, and is JSON's null";
+            carrying.left(&format!("{of}.converter"), MayDiffer, why, "make the column NOT NULL");
         }
         named(class, converter_option(given, of, "delegate.converter.type.schemas.enable"))
     }

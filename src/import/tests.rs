@@ -486,6 +486,12 @@ fn an_option_that_changes_records_is_not_without_effect() {
         ("internal.what.ever=1", "internal.what.ever", Effect::MayDiffer),
         ("transforms.mask.fields=a", "transforms.mask.fields", Effect::Differs),
         ("predicates.p.type=x", "predicates.p.type", Effect::MayDiffer),
+        (
+            "transforms.o.table.fields.additional.placement=a:envelope\ntransforms.o.table.expand.json.payload=true\n\
+             transforms.o.table.field.event.schema.version=version",
+            "transforms.o.table.field.event.schema.version",
+            Effect::MayDiffer,
+        ),
         ("transforms.o.table.field.event.payload.id=x", "transforms.o.table.field.event.payload.id", Effect::MayDiffer),
         (
             "transforms.o.table.json.payload.empty.array.behavior=optional_string",

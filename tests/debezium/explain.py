@@ -213,6 +213,8 @@ def no_record_of_debezium(d):
     occurred = case.router("table.field.event.timestamp")
     if occurred:
         value = d.row.get(occurred) or ""
+        if "time.precision.mode" in case.options:
+            return "record timestamp", "time.precision.mode"
         if d.table[occurred]["base"] != "timestamp" or value.startswith("19") and value < "1970" or "inf" in value or "BC" in value:
             return "record timestamp", "router.table.field.event.timestamp"
     for column in case.uses():
@@ -224,7 +226,7 @@ def no_record_of_debezium(d):
             return "a `timetz` with seconds", ("table.include.list", column)
     payload = d.row.get(case.column_of("value"))
     if case.expands and case.has_envelope and case.router("table.field.event.schema.version"):
-        return "JSON that Debezium fails to expand", "router.table.expand.json.payload"
+        return "JSON that Debezium fails to expand", "router.table.field.event.schema.version"
     if case.expands and (payload or "").startswith(("{", "[")):
         document = parsed(payload)
         if document is None or fails_to_expand(document):
@@ -311,6 +313,8 @@ def of_converters(d):
     encoding = f"{d.of}.converter.converter.encoding"
     if encoding in case.options and not (d.value or "").isascii():
         return "`converter.encoding`", re.escape(encoding)
+    if "BinaryDataConverter" in case.options.get(f"{d.of}.converter", "") and d.base == "numeric" and d.value is None:
+        return "NULL in a `numeric(p,s)` with `BinaryDataConverter`", f"{d.of}.converter"
     if d.base == "bytea" and d.of == "key" and (converter == "ByteArrayConverter" or "BinaryDataConverter" in case.options["key.converter"]):
         return "a `bytea` key with", "key.converter"
     has_java_text = d.is_array or is_structure(d.column) or d.base in ("numeric", "bytea")
@@ -338,7 +342,7 @@ def of_types(d):
         return "an array of dates or times", table
     if d.base == "timetz" and has_seconds_in_offset(d.value):
         return "a `timetz` with seconds", table
-    if d.is_array and not d.element in KNOWN and "NULL" in (d.value or ""):
+    if d.is_array and (d.element not in KNOWN or d.element == "ltree") and "NULL" in (d.value or ""):
         return "a `timetz` with seconds", table
     if d.is_array and (d.value or "").startswith("{{"):
         return "an array of several dimensions", table
@@ -439,7 +443,7 @@ class Table:
 def main(folder):
     folder, table = pathlib.Path(folder), Table()
     ended = folder.joinpath("ended").read_text().split() if folder.joinpath("ended").exists() else []
-    tables, case, rest = {}, None, []
+    tables, case, rest = {}, None, {}
     for path in (folder / "rows").glob("*.json"):
         tables[path.stem] = json.loads(path.read_text())
     lines = [json.loads(line) for line in (folder / "compared.jsonl").open()]
@@ -448,7 +452,6 @@ def main(folder):
         if "left" in line:
             case = Case(folder, line["case"], line["left"])
             table.counts["configurations"] += 1
-            has_ended = False
             continue
         table.counts["rows"] += line["row"] is not None
         table.counts["records"] += line["debezium"] is not None
@@ -459,17 +462,21 @@ def main(folder):
         columns = {column["name"]: column for column in written["table"]["columns"]}
         row = dict(zip(columns, written["rows"][line["row"][1]]))
         if case.name in ended and number > with_record.get(case.name, -1):
-            # The first of these ended the task.
-            if has_ended:
-                table.counts["after"] += 1
-                continue
-            has_ended = True
+            # One of these ended the task, and what was in flight before it is lost as well.
+            table.counts["after"] += 1
+            d = Difference(case, "record", None, None, columns, row, line)
+            rest.setdefault(case.name, []).append((line, d, no_record_of_debezium(d) or no_record_of_walrelay(d)))
+            continue
         if line["debezium"] is None and line["walrelay"] is None:
             table.counts["neither"] += 1
         elif not line["parts"]:
             table.counts["identical"] += 1
         else:
             table.judge(line, differences(case, line, columns, row))
+    for rows in rest.values():
+        line, d, _ = next((one for one in rows if one[2]), rows[0])
+        d.debezium = "sent" if no_record_of_walrelay(d) else None
+        table.judge(line, [d])
     table.print()
     (folder / "undocumented.jsonl").write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in table.undocumented))
     for one in table.undocumented[:SHOWN_MAX]:
