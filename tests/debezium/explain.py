@@ -134,7 +134,7 @@ def is_known(column):
 
 
 def is_structure(column):
-    return column.get("base", "").removeprefix("_") in STRUCTURES
+    return column.get("base", "") in STRUCTURES | {"_hstore", "_bit"}
 
 
 def has_seconds_in_offset(value):
@@ -220,6 +220,8 @@ def no_record_of_debezium(d):
     for column in case.uses():
         if not is_known(d.table[column]) and not is_structure(d.table[column]):
             return "a column of a type that Debezium does not know", ("table.include.list", column)
+    if d.row[case.router("route.by.field", "aggregatetype")] is None:
+        return "an event that cannot be delivered", "errors.tolerance"
     # What Debezium cannot convert is NULL, and ends the task where the column is NOT NULL.
     for column in case.uses():
         if d.table[column]["base"] == "timetz" and has_seconds_in_offset(d.row[column]):
