@@ -496,9 +496,9 @@ impl Error {
         self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 
-    /// [`Error::any_remedy`], as text.
+    /// [`Error::any_remedy`], else that of the kind, as text: for logs, also while walrelay retries by itself.
     pub fn what_to_do(&self) -> Option<String> {
-        Some(self.any_remedy()?.to_string())
+        Some(self.any_remedy().or_else(|| self.kind.remedy())?.to_string())
     }
 }
 
@@ -605,7 +605,7 @@ mod tests {
         assert_eq!(plain.any_remedy(), Kind::PositionMismatch.remedy());
         assert_eq!(plain.remedy("this").or_remedy("that").what_to_do().as_deref(), Some("this"));
         let unreachable = Error::new(Kind::KafkaUnreachable, "it is tried again");
-        assert_eq!(unreachable.what_to_do(), None);
+        assert!(unreachable.any_remedy().is_none() && unreachable.what_to_do().unwrap().contains("brokers run"));
         assert_eq!(unreachable.or_remedy("that").what_to_do().as_deref(), Some("that"));
     }
 

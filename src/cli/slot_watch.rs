@@ -186,7 +186,7 @@ impl SlotWatch {
             self.telemetry.failed(error);
         }
         if is_heard && self.logged.replace(error.kind()) != Some(error.kind()) {
-            let fix = error.any_remedy().or_else(|| error.kind().remedy()).map(|fix| fix.to_string());
+            let fix = error.what_to_do();
             tracing::warn!(event = "slot_look_failed", %slot, %error, fix, "the slot cannot be read for the metrics");
         } else {
             tracing::debug!(%slot, %error, "the slot cannot be read for the metrics");

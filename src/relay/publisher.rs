@@ -691,7 +691,7 @@ impl<S: Sink> Publisher<S> {
             });
         }
         if judged {
-            Error::new(Kind::KafkaUnreachable, cause)
+            Error::new(Kind::KafkaUnreachable, cause).remedy("wait: the log names the refused event and its remedy")
         } else {
             dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
         }

@@ -33,7 +33,7 @@ impl Failures {
     /// Keeps `error`, and forgets the oldest one beyond the limit.
     pub(crate) fn keep(&self, error: &Error) {
         let (kind, topic) = (error.kind(), error.topic().map(str::to_owned));
-        let remedy = error.any_remedy().or_else(|| kind.remedy()).map(|remedy| cut(&remedy.to_string()));
+        let remedy = error.what_to_do().map(|remedy| cut(&remedy));
         let (at, what) = (Timestamp::now(), cut(&error.to_string()));
         self.0.send_modify(|kept| {
             let same = kept.iter().position(|known| known.kind == kind && known.topic == topic);
