@@ -8,7 +8,6 @@ mod column_kinds;
 mod confirm;
 mod connections;
 mod copies;
-mod dashboard;
 mod dead_letters;
 mod demo;
 mod doctor;

