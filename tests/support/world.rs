@@ -341,6 +341,8 @@ impl World {
     fn tell(&self) {
         let server = Sql::try_connect(&self.database_url);
         let told = server.map_err(|error| error.to_string()).and_then(|sql| {
+            // The failed test may hold a lock on the outbox.
+            let _limited = sql.try_run("set lock_timeout = '5s'");
             let rows = "select 'slot ' || s::text from pg_replication_slots s where database = current_database()
                 union all select 'session ' || concat_ws(', ', pid, application_name, state, wait_event_type, wait_event,
                     left(query, 200)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
