@@ -28,9 +28,6 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 const ROWS_MAX: i64 = 10_000;
 /// Nobody waits for these statements, nor do they wait for anybody.
 const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; set default_transaction_read_only = on";
-/// The code of a statement that took too long, and of one that a lock was in the way of.
-const CANCELLED: &str = "57014";
-const LOCKED: &str = "55P03";
 
 /// What is counted.
 #[derive(Debug)]
@@ -96,18 +93,18 @@ impl Count {
 
     /// Takes in that the server refused this count, and logs that once until a count succeeds. A lock is gone at the next
     /// look.
-    fn refused(&mut self, error: &Error, sqlstate: Option<&str>, slot: &SlotName) {
+    fn refused(&mut self, error: &Error, sqlstate: Option<&SqlState>, slot: &SlotName) {
         let (counted, advice) = match &self.what {
             What::Parked => ("walrelay.parked", "vacuum walrelay.parked"),
             What::Rows { outbox, .. } => (outbox.as_str(), "create an index that has the condition of the count"),
         };
-        let fix = if sqlstate == Some(CANCELLED) {
+        let fix = if sqlstate == Some(&SqlState::QUERY_CANCELED) {
             self.due = Instant::now() + PAUSE;
             Some(advice.to_owned())
         } else {
             error.what_to_do()
         };
-        if sqlstate == Some(LOCKED) || std::mem::replace(&mut self.is_logged, true) {
+        if sqlstate == Some(&SqlState::LOCK_NOT_AVAILABLE) || std::mem::replace(&mut self.is_logged, true) {
             tracing::debug!(%slot, counted, %error, "rows were not counted for the metrics");
         } else {
             tracing::warn!(event = "row_count_failed", %slot, counted, %error, fix, "rows cannot be counted for the metrics");
@@ -221,7 +218,7 @@ impl SlotWatch {
                     count.due = began + began.elapsed() * SHARE;
                 }
                 Err(QueryError::Refused { error, sqlstate }) => {
-                    count.refused(&error, sqlstate.as_ref().map(|code| code.code()), slot);
+                    count.refused(&error, sqlstate.as_ref(), slot);
                     count.set_unknown(metrics);
                 }
                 Err(broken) => return Err(broken.into()),
@@ -241,10 +238,10 @@ mod tests {
         let slot: SlotName = "orders".parse().unwrap();
         let error = Error::new(Kind::PostgresRefused, "refused");
         for (sqlstate, is_put_off, is_logged) in
-            [(CANCELLED, true, true), (LOCKED, false, false), ("42501", false, true)]
+            [("57014", true, true), ("55P03", false, false), ("42501", false, true)]
         {
             let mut count = Count::new(What::Parked);
-            count.refused(&error, Some(sqlstate), &slot);
+            count.refused(&error, Some(&SqlState::from_code(sqlstate)), &slot);
             let is_due = count.due <= Instant::now();
             assert_eq!((!is_due, count.is_logged), (is_put_off, is_logged), "{sqlstate}");
         }

@@ -79,37 +79,26 @@ fn a_dead_and_a_frozen_broker_are_named() {
     world.wait_confirmed(ARRIVAL);
     kafka.freeze();
     world.emit(&sql, "a");
-    let check =
-        || Check { name: "kafka", state: "wrong", found: "no Kafka broker answers", fix: "check that the brokers run" };
-    assert_named(
-        &relay,
-        &doctor(&world),
-        &Signs {
-            alert: "WalrelayNotReady",
-            sample: "walrelay_not_ready{reason=\"kafka_disconnected\"}",
-            is_alert: is_one,
-            page: &["Not ready: not connected to kafka", "check that the brokers run"],
-            log: &["check that the brokers run"],
-            check: check(),
+    let signs = Signs {
+        alert: "WalrelayNotReady",
+        sample: "walrelay_not_ready{reason=\"kafka_disconnected\"}",
+        is_alert: is_one,
+        page: &["Not ready: not connected to kafka", "check that the brokers run"],
+        log: &["check that the brokers run"],
+        check: Check {
+            name: "kafka",
+            state: "wrong",
+            found: "no Kafka broker answers",
+            fix: "check that the brokers run",
         },
-    );
+    };
+    assert_named(&relay, &doctor(&world), &signs);
     kafka.thaw();
     eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
     world.assert_all_delivered();
     kafka.kill_hard();
     world.emit(&sql, "a");
-    assert_named(
-        &relay,
-        &doctor(&world),
-        &Signs {
-            alert: "WalrelayNotReady",
-            sample: "walrelay_not_ready{reason=\"kafka_disconnected\"}",
-            is_alert: is_one,
-            page: &["Not ready: not connected to kafka", "check that the brokers run"],
-            log: &["check that the brokers run"],
-            check: check(),
-        },
-    );
+    assert_named(&relay, &doctor(&world), &signs);
 }
 
 #[test]
