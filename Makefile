@@ -79,7 +79,7 @@ test-long: prerequisites ## tests of hours: more of everything, every major of P
 
 page: prerequisites ## the pictures of the status page in docs; needs chromium
 	WALRELAY_TEST_PICTURES=$(CURDIR)/target cargo test --locked $(FEATURES) --test walrelay -- a_browser_shows_the_page
-	cp target/status-page.png target/status-page-outage.png docs/
+	cp target/status-page.png target/status-page-outage.png docs/pictures/
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =

@@ -801,7 +801,7 @@ mod tests {
 
     #[test]
     fn the_manual_names_every_keyword_and_its_variable() {
-        let manual = include_str!("../docs/configuration.md");
+        let manual = include_str!("../docs/reference/configuration.md");
         let name = |(keyword, variable, _): &(&str, &str, Use)| match *variable {
             "" => format!("`{keyword}`"),
             variable => format!("`{keyword}` (`{variable}`)"),
@@ -809,7 +809,7 @@ mod tests {
         let row = |title: &str, is_of_row: fn(&Use) -> bool| {
             let names: Vec<_> = KEYWORDS.iter().filter(|(.., usage)| is_of_row(usage)).map(name).collect();
             let row = format!("| {title} | {} |\n", names.join(", "));
-            assert!(manual.contains(&row), "docs/configuration.md lacks {row}");
+            assert!(manual.contains(&row), "docs/reference/configuration.md lacks {row}");
         };
         row("reads", |usage| *usage == Use::Reads);
         row("ignores", |usage| *usage == Use::Ignores);

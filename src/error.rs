@@ -134,7 +134,7 @@ impl Kind {
                 "check role, password, database, TLS and rights of the connection; the server's log says why it refuses",
             ),
             Kind::PostgresUnfit => {
-                Remedy::from("compare the server with what docs/operating.md asks for; its log may say more")
+                Remedy::from("compare the server with what docs/how-to/operate.md asks for; its log may say more")
             }
             Kind::SlotActive => Remedy::from("see who has the slot with ")
                 .and(NextCommand::new("status"))
@@ -148,7 +148,7 @@ impl Kind {
                 .and(", and what to run with ")
                 .and(setup_plan()),
             Kind::PositionMismatch => {
-                Remedy::from("see what can be chosen in docs/recovery.md; nothing was lost so far")
+                Remedy::from("see what can be chosen in docs/explanation/recovery.md; nothing was lost so far")
             }
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
                 "mend what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
@@ -192,7 +192,7 @@ impl Kind {
         }
     }
 
-    /// The exit code. Part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
+    /// The exit code. Part of the command line's contract: never renumbered. `docs/reference/exit-codes.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
             Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => 1,

@@ -32,7 +32,7 @@
 //!
 //! ## Map of the code
 //!
-//! `docs/architecture.md` follows one event through the files. It names the owner of each state, the reaction to each
+//! `docs/explanation/architecture.md` follows one event through the files. It names the owner of each state, the reaction to each
 //! failure and the place of each kind of change. `docs/glossary.md` defines the terms.
 //!
 //! | module | contents | does I/O |

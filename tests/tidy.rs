@@ -276,7 +276,7 @@ fn every_exit_code_is_documented() {
     }
     assert!(in_code.contains(&(2, "Config".to_owned())), "{in_code:?}");
 
-    let page = read("docs/exit-codes.md");
+    let page = read("docs/reference/exit-codes.md");
     let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells);
     let documented: BTreeSet<(u8, String)> =
         rows.filter_map(|row| Some((row[0].parse().ok()?, in_backticks(row[1])?.to_owned()))).collect();
@@ -286,7 +286,7 @@ fn every_exit_code_is_documented() {
 
 #[test]
 fn every_metric_is_documented_with_its_type() {
-    let page = read("docs/metrics.md");
+    let page = read("docs/reference/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `")).map(cells);
     let name = |cell: &str| in_backticks(cell).unwrap().split('{').next().unwrap().to_owned();
     let documented: BTreeMap<String, String> = rows.map(|row| (name(row[0]), row[1].to_owned())).collect();
@@ -332,12 +332,12 @@ fn every_log_line_has_an_event_code_and_every_code_is_documented_with_its_levels
     let is_code = |code: &str| code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     none("no snake case", told.keys().filter(|code| !is_code(code)).map(|code| (*code).to_owned()).collect());
 
-    let page = read("docs/logs.md");
+    let page = read("docs/reference/logs.md");
     let (_, table) = page.split_once("\n## Codes\n").unwrap();
     let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| `")).map(cells).collect();
     let documented: BTreeMap<&str, BTreeSet<&str>> =
         rows.iter().map(|row| (in_backticks(row[0]).unwrap(), row[1].split(", ").collect())).collect();
-    assert_eq!(told, documented, "codes and levels in src, and the table of docs/logs.md");
+    assert_eq!(told, documented, "codes and levels in src, and the table of docs/reference/logs.md");
     assert_eq!(rows.len(), documented.len(), "a code has one row");
     assert!(rows.iter().all(|row| row.len() == 4), "{rows:?}");
 }
@@ -379,11 +379,11 @@ fn every_alert_has_a_test_and_a_section_of_the_runbook() {
     let (alerts, tests) = (read("deploy/prometheus/alerts.yml"), read("deploy/prometheus/alerts_test.yml"));
     let values =
         |key: &str| alerts.lines().filter_map(|line| Some(line.split_once(key)?.1.to_owned())).collect::<Vec<_>>();
-    let (names, links) = (values("- alert: "), values("runbook_url: docs/runbook.md#"));
+    let (names, links) = (values("- alert: "), values("runbook_url: docs/how-to/runbook.md#"));
     let tested: BTreeSet<&str> = tests.lines().filter_map(|line| line.trim().strip_prefix("- alertname: ")).collect();
     assert!(names.iter().all(|name| tested.contains(name.as_str())), "{names:?} and {tested:?}");
     assert_eq!(names.len(), links.len(), "each alert has a runbook");
-    let sections = headings(&root().join("docs/runbook.md"));
+    let sections = headings(&root().join("docs/how-to/runbook.md"));
     none("no such section", links.into_iter().filter(|link| !sections.contains(link)).collect());
 }
 

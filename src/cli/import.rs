@@ -48,7 +48,7 @@ Examples:
     walrelay config import - --json
   kubectl get kafkaconnector outbox -o json | walrelay config import -
 
-Only --database-url is connected to, and of that catalogs are read. No password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
+Only --database-url is connected to, and of that catalogs are read. No password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/how-to/move-from-debezium.md has the whole way.
 
 Exit codes:
   0   all that consumers see was carried over

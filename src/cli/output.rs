@@ -121,7 +121,7 @@ fn yaml(value: &impl Serialize) -> Result<String, Error> {
         .map_err(|error| Error::new(Kind::Bug, format!("the result cannot be printed as YAML: {error}")))
 }
 
-/// An error for programs. `kind` and `exit_code` are those of `docs/exit-codes.md`.
+/// An error for programs. `kind` and `exit_code` are those of `docs/reference/exit-codes.md`.
 #[derive(Debug, Serialize)]
 struct ErrorReport {
     kind: String,

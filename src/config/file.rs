@@ -408,7 +408,9 @@ impl<'a> Reader<'a> {
         let span = error.span().unwrap_or_default();
         let start = span.start;
         let Some((path, value)) = found(root, "", &span) else {
-            return self.error(start, "a value is not allowed").remedy("compare the line with docs/configuration.md");
+            return self
+                .error(start, "a value is not allowed")
+                .remedy("compare the line with docs/reference/configuration.md");
         };
         let name = path.rsplit('.').next().unwrap_or_default();
         if tables().contains(&path.as_str()) {

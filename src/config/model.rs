@@ -1,7 +1,7 @@
 //! The configuration file: a struct per table, a field per key.
 //!
 //! Each field documents its key and the reason for the default. A variable or a flag may also set a key. A test
-//! compares `docs/configuration.md` with these structs.
+//! compares `docs/reference/configuration.md` with these structs.
 
 use std::sync::LazyLock;
 
@@ -610,13 +610,13 @@ mod tests {
 
     #[test]
     fn the_manual_names_every_setting_with_its_variable_flag_and_default() {
-        let manual = include_str!("../../docs/configuration.md");
+        let manual = include_str!("../../docs/reference/configuration.md");
         for key in KEYS.iter() {
             let (_, name) = key.parts();
             let row = manual.lines().find(|line| {
                 line.starts_with(&format!("| `{name}` |")) && line.contains(&format!("`{}`", key.variable()))
             });
-            let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {}", key.path));
+            let row = row.unwrap_or_else(|| panic!("docs/reference/configuration.md has no row for {}", key.path));
             if let Some(flag) = key.flag {
                 assert!(row.contains(&format!("`--{flag}`")), "the row of {} lacks its flag", key.path);
             }
@@ -628,7 +628,7 @@ mod tests {
 
     #[test]
     fn the_manual_names_no_setting_that_does_not_exist() {
-        let manual = include_str!("../../docs/configuration.md");
+        let manual = include_str!("../../docs/reference/configuration.md");
         for line in manual.lines().filter(|line| line.contains("| `WALRELAY_")) {
             let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`'])).collect();
             let is_there = |key: &Key| key.parts().1 == cells[0] && cells.contains(&key.variable().as_str());

@@ -18,7 +18,7 @@ const TABLES: &str = "table.include.list";
 const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \
                         writes as another text, no default that Debezium sends for NULL, no row filter of the publication";
 const LOOK: &str = "give --database-url, which writes an [[outbox]] for each table that the connector captures; or set \
-                    outbox.table, and compare the columns with docs/moving-from-debezium.md";
+                    outbox.table, and compare the columns with docs/how-to/move-from-debezium.md";
 
 pub(super) fn carry(carrying: &mut Carrying<'_>) {
     connection(carrying);

@@ -973,7 +973,7 @@ fn every_record_is_debeziums_or_differs_as_documented() {
             found.entry((case, part)).or_default().insert(end, ours);
         }
     }
-    let documented = read("docs/moving-from-debezium.md");
+    let documented = read("docs/how-to/move-from-debezium.md");
     let mut expected = BTreeMap::new();
     for difference in listed {
         let row = format!("\n| {} ", difference.because);

@@ -262,7 +262,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                 .remedy(format!(
                     "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
                      such transactions, and kafka-transactions.sh abort --topic {topic} --partition {PARTITION} --start-offset \
-                     {high} ends this one; see docs/exactly-once.md"
+                     {high} ends this one; see docs/explanation/exactly-once.md"
                 )));
         }
         if !std::mem::replace(&mut is_logged, true) {

@@ -287,8 +287,8 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
     insta::assert_snapshot!(suggestion.toml, @r#"
     # Suggested by `walrelay config init` for table "My Schema"."Out Box". What each line was guessed
-    # from is above it: read them all, and change what is wrong. docs/mapping.md has what else a route
-    # can do.
+    # from is above it: read them all, and change what is wrong. docs/reference/mapping.md has what else
+    # a route can do.
 
     [database]
     # Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.
@@ -350,7 +350,7 @@ table = "public.outbox"
 # polling needs: should the slot be lost, exactly what was not published is read from the table.
 # status: text, not null; published_at: timestamptz. Where these say what was published, and nobody
 # else writes them, walrelay can do so: with the words of your application, and UPDATE on the table.
-# docs/upkeep.md:
+# docs/how-to/upkeep.md:
 # pending = "status = 'PENDING'"
 # mark = "status = 'PUBLISHED', published_at = now()"
 "##

@@ -1,7 +1,7 @@
 """Says of each difference between Debezium and walrelay which row of the documentation has it: explain.py FOLDER.
 
 Reads what scripts/debezium-differential has put into the folder. A difference is documented where the table in
-docs/moving-from-debezium.md has the row and the import lists an option or a column for it. Prints the shares, and what
+docs/how-to/move-from-debezium.md has the row and the import lists an option or a column for it. Prints the shares, and what
 is not documented; ends with 1 if there is any.
 """
 
@@ -12,7 +12,7 @@ import re
 import struct
 import sys
 
-PAGE = "docs/moving-from-debezium.md"
+PAGE = "docs/how-to/move-from-debezium.md"
 ROUTER = "transforms.outbox."
 SHOWN_MAX = 40
 

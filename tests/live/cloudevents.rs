@@ -1,4 +1,4 @@
-//! docs/mapping.md: its configurations for CloudEvents, read with the official SDK for Python.
+//! docs/reference/mapping.md: its configurations for CloudEvents, read with the official SDK for Python.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use crate::support::topic::Record;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const MAPPING: &str = include_str!("../../docs/mapping.md");
+const MAPPING: &str = include_str!("../../docs/reference/mapping.md");
 const IDS: [&str; 3] = [
     "0a4bc6a5-7a94-4d3b-8d5a-3a1f4a6b0001",
     "0a4bc6a5-7a94-4d3b-8d5a-3a1f4a6b0002",

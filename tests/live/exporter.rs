@@ -1,4 +1,4 @@
-//! docs/metrics.md: what a relay and `walrelay exporter` show of a slot and its rows.
+//! docs/reference/metrics.md: what a relay and `walrelay exporter` show of a slot and its rows.
 
 use std::time::Duration;
 

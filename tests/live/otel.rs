@@ -1,4 +1,4 @@
-//! docs/metrics.md: what a collector of OpenTelemetry gets, and what the log says of an event.
+//! docs/reference/metrics.md: what a collector of OpenTelemetry gets, and what the log says of an event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read, Write};

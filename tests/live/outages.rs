@@ -1,4 +1,4 @@
-//! docs/runbook.md: page, doctor, log and metrics each name an outage and its remedy.
+//! docs/how-to/runbook.md: page, doctor, log and metrics each name an outage and its remedy.
 
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay, RelayCommand};

@@ -1,4 +1,4 @@
-//! docs/replay.md: `walrelay replay`: rows once more, by what they are asked for, and nothing else.
+//! docs/how-to/replay.md: `walrelay replay`: rows once more, by what they are asked for, and nothing else.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! docs/configuration.md: `config init`, `config import` and `config check`: tables nobody here has seen, from the look at
+//! docs/reference/configuration.md: `config init`, `config import` and `config check`: tables nobody here has seen, from the look at
 //! them to the record.
 
 mod check;

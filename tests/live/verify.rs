@@ -1,4 +1,4 @@
-//! docs/verify.md: `walrelay verify`: what it finds, and what it takes for sound.
+//! docs/how-to/verify.md: `walrelay verify`: what it finds, and what it takes for sound.
 
 use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};

@@ -59,7 +59,7 @@ Examples:
   walrelay verify --config walrelay.toml --json | jq .missing
   walrelay verify --config walrelay.toml --no-duplicates --limit 100
 
-The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the record of each row by the id in a header. The order comes from outbox.order_by, or from an identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/verify.md describes what this proves, and its cost.
+The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the record of each row by the id in a header. The order comes from outbox.order_by, or from an identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/how-to/verify.md describes what this proves, and its cost.
 
 Exit codes:
   0   every row has its record, and the order is the table's. At-least-once delivery allows duplicates; --no-duplicates does not
@@ -273,7 +273,7 @@ impl Report {
         let (counts, remedies): (Vec<String>, Vec<&str>) =
             faults.into_iter().map(|(count, what, remedy)| (format!("{count} {what}"), remedy)).unzip();
         let error = Error::new(Kind::NotVerified, format!("outbox and topics differ: {}", counts.join(", ")));
-        Err(error.remedy(format!("{}; docs/verify.md lists other causes", remedies.join("; "))))
+        Err(error.remedy(format!("{}; docs/how-to/verify.md lists other causes", remedies.join("; "))))
     }
 }
 

@@ -1,4 +1,4 @@
-//! docs/upkeep.md: the queries of the teams' documents, word for word, and what they find.
+//! docs/how-to/upkeep.md: the queries of the teams' documents, word for word, and what they find.
 
 use std::collections::BTreeSet;
 

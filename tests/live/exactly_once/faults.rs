@@ -26,7 +26,7 @@ fn impatient(world: &World) -> Relay {
 }
 
 /// Brokers of a cluster: a lone one that is killed while it commits loses the transaction (KAFKA-20734, see
-/// docs/exactly-once.md), and no producer can end that.
+/// docs/explanation/exactly-once.md), and no producer can end that.
 #[test]
 fn broker_restarts_under_exactly_once_lose_and_duplicate_nothing() {
     let cluster = Cluster::start();

@@ -1,4 +1,4 @@
-//! docs/exactly-once.md: what exactly-once costs, beside at-least-once: events a second of a backlog, and the time from
+//! docs/explanation/exactly-once.md: what exactly-once costs, beside at-least-once: events a second of a backlog, and the time from
 //! commit to a reader.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! docs/configuration.md: `walrelay config check`: against the database as it is, with the row that is there.
+//! docs/reference/configuration.md: `walrelay config check`: against the database as it is, with the row that is there.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;

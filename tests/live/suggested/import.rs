@@ -1,4 +1,4 @@
-//! docs/moving-from-debezium.md: `walrelay config import --database-url`: the tables that a connector captures.
+//! docs/how-to/move-from-debezium.md: `walrelay config import --database-url`: the tables that a connector captures.
 
 use std::process::Output;
 

@@ -1,4 +1,4 @@
-//! docs/configuration.md: `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
+//! docs/reference/configuration.md: `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;

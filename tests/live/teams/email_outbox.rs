@@ -1,4 +1,4 @@
-//! docs/mapping.md: `examples/email-outbox`: mail to be sent.
+//! docs/reference/mapping.md: `examples/email-outbox`: mail to be sent.
 
 use super::{Team, consumed, write};
 

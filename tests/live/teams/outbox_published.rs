@@ -1,4 +1,4 @@
-//! docs/mapping.md: `examples/outbox-published`: event data, for RabbitMQ until now.
+//! docs/reference/mapping.md: `examples/outbox-published`: event data, for RabbitMQ until now.
 
 use super::{Team, consumed, write};
 

@@ -301,7 +301,7 @@ fn cleanup_shows_what_goes_and_asks_before_it_deletes() {
     assert_eq!(rows(), left);
 }
 
-/// docs/configuration.md.
+/// docs/reference/configuration.md.
 #[test]
 fn a_bar_at_the_terminal_shows_how_many_rows_are_deleted() {
     let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
