@@ -66,6 +66,7 @@ for _ in $(seq 150); do
     grep -q 'Kafka Server started' "$run/kafka.log" && break
     sleep 0.2
 done
+grep -q 'Kafka Server started' "$run/kafka.log" || { tail -n 5 "$run/kafka.log" >&2; say "Kafka does not start"; exit 1; }
 cat >"$run/worker.properties" <<P
 bootstrap.servers=127.0.0.1:$kafka_port
 key.converter=org.apache.kafka.connect.storage.StringConverter
