@@ -77,7 +77,10 @@ def main(directory, case, started_ms):
         for offset, time_ms, key, value, headers in records(path):
             if not mine.fullmatch(topic) and connector not in headers:
                 continue
-            run = [(name, b"RUN" if name == "__debezium.context.runId" else content) for name, content in headers]
+            run = [
+                (name, re.sub(rb"[0-9a-f-]{36}", b"RUN", content) if name == "__debezium.context.runId" else content)
+                for name, content in headers
+            ]
             record = {
                 "topic": topic,
                 "partition": None if key is None or b"[B@" in key else int(partition),
