@@ -134,7 +134,7 @@ impl Kind {
                 "check role, password, database, TLS and rights of the connection; the server's log says why it refuses",
             ),
             Kind::PostgresUnfit => {
-                Remedy::from("compare the server with what docs/how-to/operate.md asks for; its log may say more")
+                Remedy::from("compare the server with what docs/reference/doctor.md asks for; its log may say more")
             }
             Kind::SlotActive => Remedy::from("see who has the slot with ")
                 .and(NextCommand::new("status"))

@@ -10,7 +10,7 @@ use crate::error::{Error, Errors, Kind, Result};
 use crate::template::Template;
 
 const TEMPLATE_REMEDY: &str =
-    "text with columns in braces, such as orders.{type|lower}; docs/reference/mapping.md has all of it";
+    "text with columns in braces, such as orders.{type|lower}; docs/reference/templates.md has all of it";
 
 /// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same one.
 pub(crate) const MESSAGE_LSN: &str = "message_lsn";

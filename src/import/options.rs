@@ -118,7 +118,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "message.prefix.*",
         MayDiffer,
         "the connector does not say which messages of pg_logical_emit_message are events",
-        "add an [[outbox]] with message_prefix, as docs/reference/mapping.md shows",
+        "add an [[outbox]] with message_prefix, as docs/how-to/map-columns.md shows",
     ),
     unless(
         "skipped.operations",
@@ -188,7 +188,7 @@ pub(super) const OPTIONS: &[Row] = &[
         "none fail",
         MayDiffer,
         "by default an event that cannot be delivered stops the relay",
-        "see docs/how-to/operate.md for how to pass one over",
+        "see docs/how-to/stop-and-restart.md for how to pass one over",
     ),
     unneeded(
         "slot.max.retries slot.retry.* errors.* retriable.restart.* sink.kafka.*",

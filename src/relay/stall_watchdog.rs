@@ -7,7 +7,7 @@
 //! it does not. On waking after a stop that thread runs as soon as any other.
 //!
 //! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
-//! its way: see "Two relays" in docs/how-to/operate.md.
+//! its way: see docs/explanation/several-relays.md.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

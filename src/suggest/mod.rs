@@ -78,7 +78,7 @@ fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
         Missing::Payload => (
             "the payload: json, jsonb, xml, bytea or text that is called so",
             "check that this is the table events are written into. Events made of several columns are an envelope: write \
-             a walrelay.toml with [format.envelope], see docs/reference/mapping.md"
+             a walrelay.toml with [format.envelope], see docs/reference/templates.md"
                 .to_owned(),
         ),
     };
@@ -116,7 +116,7 @@ fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, known: &Kn
 fn heading(table: &TableName) -> String {
     let text = format!(
         "Suggested by `walrelay config init` for table {table}. What each line was guessed from is above it: read them all, \
-         and change what is wrong. docs/reference/mapping.md has what else a route can do."
+         and change what is wrong. docs/reference/templates.md has what else a route can do."
     );
     wrapped(&text).join("\n")
 }

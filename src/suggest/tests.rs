@@ -287,8 +287,8 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
     insta::assert_snapshot!(suggestion.toml, @r#"
     # Suggested by `walrelay config init` for table "My Schema"."Out Box". What each line was guessed
-    # from is above it: read them all, and change what is wrong. docs/reference/mapping.md has what else
-    # a route can do.
+    # from is above it: read them all, and change what is wrong. docs/reference/templates.md has what
+    # else a route can do.
 
     [database]
     # Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: its configurations for CloudEvents, read with the official SDK for Python.
+//! docs/how-to/map-columns.md: its configurations for CloudEvents, read with the official SDK for Python.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use crate::support::topic::Record;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const MAPPING: &str = include_str!("../../docs/reference/mapping.md");
+const MAPPING: &str = include_str!("../../docs/how-to/map-columns.md");
 const IDS: [&str; 3] = [
     "0a4bc6a5-7a94-4d3b-8d5a-3a1f4a6b0001",
     "0a4bc6a5-7a94-4d3b-8d5a-3a1f4a6b0002",
@@ -22,7 +22,7 @@ const DATA: [&str; 3] = [r#"{"größe": 12.50, "nested": {"a": null}}"#, r#"[1, 
 
 /// The two configurations, structured and binary.
 fn documented() -> [String; 2] {
-    let (_, section) = MAPPING.split_once("### CloudEvents").expect("a section");
+    let (_, section) = MAPPING.split_once("## CloudEvents").expect("a section");
     let mut blocks = section.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     [blocks.next(), blocks.next()].map(|block| block.expect("a configuration").to_owned())
 }

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: columns of every kind as key, header, value and member of an envelope, byte for byte.
+//! docs/reference/templates.md: columns of every kind as key, header, value and member of an envelope, byte for byte.
 
 use crate::support::relay::EXIT;
 use crate::support::servers::{Kafka, Postgres};

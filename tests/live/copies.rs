@@ -1,4 +1,4 @@
-//! P1, docs/explanation/undeliverable-events.md: copies after `kill -9`: what is in a topic already is not published again, whoever else writes there, and
+//! P1, docs/explanation/delivery.md: copies after `kill -9`: what is in a topic already is not published again, whoever else writes there, and
 //! nothing is lost for it.
 
 use std::time::{Duration, Instant};

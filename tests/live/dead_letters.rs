@@ -1,4 +1,4 @@
-//! P3, docs/explanation/undeliverable-events.md: `walrelay dead-letters`: what was given up is listed, sent again and settled, and nothing else
+//! P3, docs/how-to/handle-undelivered-events.md: `walrelay dead-letters`: what was given up is listed, sent again and settled, and nothing else
 //! is touched.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! docs/how-to/operate.md: `walrelay doctor` names each fault of both ends with its remedy, and changes nothing.
+//! docs/reference/doctor.md: `walrelay doctor` names each fault of both ends with its remedy, and changes nothing.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! docs/how-to/operate.md: `walrelay status --nagios`, run as a monitoring system runs its plugins.
+//! docs/how-to/monitor.md: `walrelay status --nagios`, run as a monitoring system runs its plugins.
 
 use crate::support::relay::RelayCommand;
 use crate::support::servers::free_port;

@@ -1,4 +1,4 @@
-//! docs/how-to/operate.md: what `setup` and `teardown` print of the statements that they run, or would run.
+//! docs/reference/privileges.md: what `setup` and `teardown` print of the statements that they run, or would run.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: the tables of `examples/`: written as their applications write them, and what their consumers see,
+//! docs/how-to/map-columns.md: the tables of `examples/`: written as their applications write them, and what their consumers see,
 //! byte for byte.
 
 mod billing_events;

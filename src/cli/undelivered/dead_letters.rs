@@ -507,7 +507,7 @@ Examples:
   walrelay dead-letters retry --config walrelay.toml --class too-large
   walrelay dead-letters drop --config walrelay.toml 0:17
 
-A dead letter is an undelivered event in the topic delivery.dead_letter_topic, with delivery.on_error = \"dead-letter\". `walrelay parked` has the same commands for the table walrelay.parked. docs/explanation/undeliverable-events.md describes both.
+A dead letter is an undelivered event in the topic delivery.dead_letter_topic, with delivery.on_error = \"dead-letter\". `walrelay parked` has the same commands for the table walrelay.parked. docs/how-to/handle-undelivered-events.md describes both.
 ",
     list: "\
 Examples:

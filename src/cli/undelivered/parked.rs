@@ -363,7 +363,7 @@ Examples:
   walrelay parked retry --config walrelay.toml --class too-large
   walrelay parked drop --config walrelay.toml 1017
 
-A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/explanation/undeliverable-events.md describes both.
+A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/how-to/handle-undelivered-events.md describes both.
 ",
     list: "\
 Examples:

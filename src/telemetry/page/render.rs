@@ -95,7 +95,7 @@ fn remedy(reason: &NotReady) -> Option<String> {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) | NotReady::Stalled(_) => Kind::KafkaUnreachable,
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
-        NotReady::OverBudget(..) => return Some("see docs/how-to/operate.md, \"What holds back WAL\"".to_owned()),
+        NotReady::OverBudget(..) => return Some("see docs/explanation/retained-wal.md".to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
         NotReady::Halted(_) => return Some("the last error below says what to do".to_owned()),
         NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: `examples/billing-events`: the dispatcher's state inside the payload.
+//! docs/how-to/map-columns.md: `examples/billing-events`: the dispatcher's state inside the payload.
 
 use super::{Team, consumed, write};
 

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: `examples/email-outbox`: mail to be sent.
+//! docs/how-to/map-columns.md: `examples/email-outbox`: mail to be sent.
 
 use super::{Team, consumed, write};
 

@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: `examples/outbox-events`: the message Go makes, for NATS until now.
+//! docs/how-to/map-columns.md: `examples/outbox-events`: the message Go makes, for NATS until now.
 
 use super::{Team, consumed, write};
 

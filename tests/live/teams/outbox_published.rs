@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: `examples/outbox-published`: event data, for RabbitMQ until now.
+//! docs/how-to/map-columns.md: `examples/outbox-published`: event data, for RabbitMQ until now.
 
 use super::{Team, consumed, write};
 

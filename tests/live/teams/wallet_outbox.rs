@@ -1,4 +1,4 @@
-//! docs/reference/mapping.md: `examples/wallet-outbox`: text, by Spring Cloud Stream until now.
+//! docs/how-to/map-columns.md: `examples/wallet-outbox`: text, by Spring Cloud Stream until now.
 
 use super::{Team, consumed, write};
 
