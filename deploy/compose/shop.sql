@@ -24,7 +24,7 @@ create table outbox (
 alter table orders owner to app;
 alter table outbox owner to app;
 
--- The relays stream with the right of replication alone. They read the table for the number of unpublished rows, and should
--- the slot be lost. The first of them creates walrelay.parked.
+-- The relays stream with the right of replication alone. They read the table should the slot be lost, and the first of them
+-- creates walrelay.parked.
 grant select on outbox to relay;
 grant create on database shop to relay;

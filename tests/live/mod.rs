@@ -5,6 +5,7 @@ mod bookkeeping;
 mod cloudevents;
 mod cluster;
 mod column_kinds;
+mod compose;
 mod confirm;
 mod connections;
 mod copies;
