@@ -16,6 +16,7 @@ mod exactly_once;
 mod exporter;
 mod failover;
 mod fenced;
+mod first_event;
 mod given_up;
 mod idle;
 mod memory;
