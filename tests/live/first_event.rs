@@ -127,8 +127,8 @@ fn readme_and_tutorial_lead_to_the_first_event() {
     let (postgres, kafka) = (Postgres::private(17, &[]), Kafka::private());
     let mut reader = Reader::new(&postgres, &kafka);
     reader.follow("README.md", "\n## The first event\n", "\n## Reading on\n");
-    let order = records(&kafka, "outbox.event.order", "id");
-    assert!(matches!(&order[..], [[key, value, id]] if key == "o-1" && value == "{\"total\": 42}" && id.len() == 36));
+    let invoice = records(&kafka, "outbox.event.invoice", "id");
+    assert!(matches!(&invoice[..], [[key, value, id]] if key == "i-1" && value == "{\"total\": 42}" && id.len() == 36));
 
     let mut relay = reader.relay.take().expect("a relay");
     relay.signal("INT");
