@@ -13,6 +13,7 @@ use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::kafka::producer::linked_versions;
 use crate::telemetry::otel::Exporter;
+use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Telemetry, http, logging};
 
 mod check;
@@ -390,6 +391,14 @@ async fn run(args: &RunArgs) -> Outcome {
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
     let is_watched = pages.is_some() || otel.is_some();
     let relay = relay::run(config, telemetry.clone(), stop.clone());
+    let mut manager = ServiceManager::from_environment(telemetry.clone());
+    let mut asked = stop.clone();
+    let tell = async {
+        match &mut manager {
+            Some(manager) => manager.keep_telling(asked.at_least(Stop::Drain)).await,
+            None => pending().await,
+        }
+    };
     let serve = async {
         match pages {
             Some(listener) => http::serve(listener, telemetry).await,
@@ -398,9 +407,13 @@ async fn run(args: &RunArgs) -> Outcome {
     };
     let ended = tokio::select! {
         ended = Box::pin(relay) => ended,
+        never = tell => match never {},
         never = serve => match never {},
         never = watch.keep_looking(), if is_watched => match never {},
     };
+    if let Some(manager) = &mut manager {
+        manager.tell_end();
+    }
     if let Some(otel) = otel.filter(|_| stop.asked() < Stop::Now) {
         otel.finish().await;
     }

@@ -43,6 +43,10 @@ impl Failures {
         });
     }
 
+    pub(super) fn newest(&self) -> Option<Failure> {
+        self.0.borrow().front().cloned()
+    }
+
     pub(super) fn newest_first(&self) -> Vec<Failure> {
         self.0.borrow().iter().cloned().collect()
     }

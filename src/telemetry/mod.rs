@@ -1,8 +1,9 @@
-//! Logs, metrics, health and the status page of a running relay, and what is sent to OpenTelemetry.
+//! Logs, metrics, health and the status page of a running relay, and what is sent to OpenTelemetry and systemd.
 //!
 //! The relay reports to [`Metrics`] and [`HealthHandle`]. Nothing here waits for the relay, so its pages answer while
 //! it is stalled.
 
+mod doing;
 pub(crate) mod failures;
 pub mod health;
 pub mod http;
@@ -11,6 +12,7 @@ pub mod metrics;
 pub(crate) mod otel;
 mod page;
 mod process;
+pub(crate) mod service_manager;
 
 use std::fmt;
 use std::time::Duration;

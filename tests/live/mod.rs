@@ -54,6 +54,7 @@ mod skipped;
 mod stand_by;
 mod stopping;
 mod suggested;
+mod systemd;
 mod teams;
 mod tls;
 mod topics;

@@ -99,8 +99,7 @@ impl RelayCommand {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             if ["WALRELAY_", "PG", "OTEL_"].iter().any(|start| name.starts_with(start))
-                || name == "FAILPOINTS"
-                || name == "RUST_LOG"
+                || ["FAILPOINTS", "NOTIFY_SOCKET", "RUST_LOG"].contains(&name.as_str())
             {
                 command.env_remove(name);
             }

@@ -6,8 +6,9 @@ use maud::{Markup, html};
 
 use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
 use crate::config::unit::human_bytes;
-use crate::error::{Kind, NextCommand};
-use crate::telemetry::{IntakeClosed, NotReady, Side};
+use crate::error::NextCommand;
+use crate::telemetry::doing::{count, seconds};
+use crate::telemetry::{IntakeClosed, Side};
 
 const WAL: &str = "walrelay_received_bytes_total";
 const ASSEMBLED: &str = "walrelay_assembled_events_total";
@@ -26,7 +27,7 @@ type Shown = fn(f64) -> String;
 /// The parts that change, each with an id.
 pub(super) fn sections(now: &Snapshot) -> Markup {
     let about = |label| now.figures.info("walrelay_relay_info", label);
-    let (tone, headline, notes) = state(now);
+    let doing = &now.doing;
     html! {
         header #about {
             h1 { "walrelay" @if let Some(slot) = about("slot") { " · " (slot) } }
@@ -36,9 +37,9 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
             @if let Some(version) = now.figures.info("walrelay_build_info", "version") { span .soft { "version " (version) } }
             span .soft { (time(now.at)) " UTC" }
         }
-        section #state .(tone) role="status" {
-            h2 { (headline) }
-            @for note in notes { p { (note) } }
+        section #state .(doing.tone) role="status" {
+            h2 { (doing.headline) }
+            @for note in &doing.notes { p { (note) } }
         }
         section #way { (way(now)) }
         section #hour {
@@ -56,51 +57,10 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
     }
 }
 
-/// What the relay is doing, in words: the tone, the headline and notes.
-fn state(now: &Snapshot) -> (&'static str, String, Vec<String>) {
-    let figure = |name| now.figures.get(name).unwrap_or_default();
-    let parked = Some(figure(PARKED)).filter(|parked| *parked > 0.0);
-    let parked = parked.map(|parked| format!("{} events are parked until they can be delivered.", count(parked)));
-    let (tone, headline, note) = match &now.not_ready {
-        None => {
-            let note = match figure(LAG_SECONDS) {
-                _ if figure("walrelay_reads_table") > 0.0 => "It reads the table and publishes its rows.".to_owned(),
-                0.0 => "All received events are in Kafka.".to_owned(),
-                lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
-            };
-            (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
-        }
-        Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
-            // What keeps a relay from its work at the start is the newest error.
-            let failure = now.failures.first().filter(|_| *reason == NotReady::Starting);
-            let note = failure.map(|failure| match &failure.remedy {
-                Some(remedy) => format!("{}. Fix: {remedy}.", failure.what),
-                None => format!("{}.", failure.what),
-            });
-            (if note.is_some() { "bad" } else { "wait" }, format!("Not at work: {reason}"), note)
-        }
-        Some(reason) => ("bad", format!("Not ready: {reason}"), remedy(reason).map(|remedy| format!("Fix: {remedy}."))),
-    };
-    (tone, headline, [note, parked].into_iter().flatten().collect())
-}
-
 /// The sessions of relays that stand by.
 fn stand_bys(pids: &[i32]) -> String {
     let (are, pids) = (pids.len(), pids.iter().map(i32::to_string).collect::<Vec<_>>().join(", "));
     format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
-}
-
-fn remedy(reason: &NotReady) -> Option<String> {
-    let kind = match reason {
-        NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
-        NotReady::Disconnected(Side::Kafka) | NotReady::Stalled(_) => Kind::KafkaUnreachable,
-        NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
-        NotReady::OverBudget(..) => return Some("see docs/explanation/retained-wal.md".to_owned()),
-        NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
-        NotReady::Halted(_) => return Some("the last error below says what to do".to_owned()),
-        NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,
-    };
-    kind.remedy().map(|remedy| remedy.to_string())
 }
 
 fn words(why: IntakeClosed) -> &'static str {
@@ -273,30 +233,8 @@ fn bytes(bytes: f64) -> String {
     human_bytes(bytes as u64)
 }
 
-/// A whole number with its thousands apart.
-fn count(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut shown = String::new();
-    for (index, digit) in digits.char_indices() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            shown.push('\u{202f}');
-        }
-        shown.push(digit);
-    }
-    shown
-}
-
 fn per_second(rate: f64) -> String {
     if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { count(rate) }
-}
-
-fn seconds(seconds: f64) -> String {
-    match seconds {
-        under if under == 0.0 || (10.0..120.0).contains(&under) => format!("{under:.0} s"),
-        under if under < 10.0 => format!("{under:.1} s"),
-        under if under < 7_200.0 => format!("{:.0} min", under / 60.0),
-        hours => format!("{:.1} h", hours / 3_600.0),
-    }
 }
 
 fn time(at: jiff::Timestamp) -> String {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::clock::now_us;
+use crate::telemetry::doing::Doing;
 use crate::telemetry::failures::Failure;
 use crate::telemetry::{Metrics, NotReady, Telemetry};
 
@@ -133,7 +134,7 @@ pub(super) struct Snapshot {
     pub(super) flows: Vec<String>,
     /// Oldest first.
     pub(super) hour: Vec<Sample>,
-    pub(super) not_ready: Option<NotReady>,
+    pub(super) doing: Doing,
     /// Newest first.
     pub(super) failures: Vec<Failure>,
     pub(super) stand_by_pids: Vec<i32>,
@@ -148,7 +149,7 @@ impl Snapshot {
             figures,
             flows: telemetry.flows.borrow().iter().map(|flow| flow.name.clone()).collect(),
             hour: history.hour.iter().copied().collect(),
-            not_ready: telemetry.health.not_ready(),
+            doing: Doing::of(telemetry),
             failures: telemetry.failures.newest_first(),
             stand_by_pids: telemetry.stand_by_pids.borrow().clone(),
         }

@@ -1,0 +1,82 @@
+//! What the relay is doing, in words: for the status page and for systemd.
+
+use super::{NotReady, Side, Telemetry};
+use crate::clock::now_us;
+use crate::error::Kind;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Doing {
+    /// A class of the page: `good`, `wait` or `bad`.
+    pub(super) tone: &'static str,
+    pub(super) headline: String,
+    pub(super) notes: Vec<String>,
+}
+
+impl Doing {
+    pub(super) fn of(telemetry: &Telemetry) -> Doing {
+        let metrics = &telemetry.metrics;
+        let parked = Some(metrics.waiting_events.get()).filter(|parked| *parked > 0);
+        let parked =
+            parked.map(|parked| format!("{} events are parked until they can be delivered.", count(parked as f64)));
+        let (tone, headline, note) = match telemetry.health.not_ready() {
+            None => {
+                let note = match metrics.lag_seconds(now_us()) {
+                    _ if metrics.reads_table.get() > 0 => "It reads the table and publishes its rows.".to_owned(),
+                    0.0 => "All received events are in Kafka.".to_owned(),
+                    lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
+                };
+                (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
+            }
+            Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
+                // What keeps a relay from its work at the start is the newest error.
+                let failure = telemetry.failures.newest().filter(|_| reason == NotReady::Starting);
+                let note = failure.map(|failure| match failure.remedy {
+                    Some(remedy) => format!("{}. Fix: {remedy}.", failure.what),
+                    None => format!("{}.", failure.what),
+                });
+                (if note.is_some() { "bad" } else { "wait" }, format!("Not at work: {reason}"), note)
+            }
+            Some(reason) => {
+                let note = remedy(&reason).map(|remedy| format!("Fix: {remedy}."));
+                ("bad", format!("Not ready: {reason}"), note)
+            }
+        };
+        Doing { tone, headline, notes: [note, parked].into_iter().flatten().collect() }
+    }
+}
+
+fn remedy(reason: &NotReady) -> Option<String> {
+    let kind = match reason {
+        NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
+        NotReady::Disconnected(Side::Kafka) | NotReady::Stalled(_) => Kind::KafkaUnreachable,
+        NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
+        NotReady::OverBudget(..) => return Some("see docs/explanation/retained-wal.md".to_owned()),
+        NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
+        NotReady::Halted(_) => return Some("the last error below says what to do".to_owned()),
+        NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,
+    };
+    kind.remedy().map(|remedy| remedy.to_string())
+}
+
+/// A whole number with its thousands apart.
+pub(super) fn count(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut shown = String::new();
+    for (index, digit) in digits.char_indices() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            shown.push('\u{202f}');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+pub(super) fn seconds(seconds: f64) -> String {
+    match seconds {
+        under if under == 0.0 || (10.0..120.0).contains(&under) => format!("{under:.0} s"),
+        under if under < 10.0 => format!("{under:.1} s"),
+        under if under < 7_200.0 => format!("{:.0} min", under / 60.0),
+        hours => format!("{:.1} h", hours / 3_600.0),
+    }
+}
