@@ -58,7 +58,7 @@
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
 //! | [`state`] | the position store, and the check that a position belongs to this server and slot | yes |
 //! | [`upkeep`] | writes to the outbox's rows: mark, delete, retention; the table `walrelay.parked` | yes |
-//! | [`telemetry`] | logs; metrics, health and the status page over HTTP | yes |
+//! | [`telemetry`] | logs; metrics, health and the status page over HTTP; notifications of systemd | yes |
 //! | [`relay`] | composition: one task, a loop for the stream and one for a table, sessions, back-off, shutdown | yes |
 //! | [`demo`] | relays from a temporary Postgres, and checks that every row arrived | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
