@@ -38,7 +38,7 @@ impl Doing {
                 (if note.is_some() { "bad" } else { "wait" }, format!("Not at work: {reason}"), note)
             }
             Some(reason) => {
-                let note = remedy(&reason).map(|remedy| format!("Fix: {remedy}."));
+                let note = remedy(&reason, telemetry).map(|remedy| format!("Fix: {remedy}."));
                 ("bad", format!("Not ready: {reason}"), note)
             }
         };
@@ -46,14 +46,14 @@ impl Doing {
     }
 }
 
-fn remedy(reason: &NotReady) -> Option<String> {
+fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
     let kind = match reason {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) | NotReady::Stalled(_) => Kind::KafkaUnreachable,
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::OverBudget(..) => return Some("see docs/explanation/retained-wal.md".to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
-        NotReady::Halted(_) => return Some("the last error below says what to do".to_owned()),
+        NotReady::Halted(_) => return telemetry.failures.newest()?.remedy,
         NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,
     };
     kind.remedy().map(|remedy| remedy.to_string())

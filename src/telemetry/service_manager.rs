@@ -156,8 +156,9 @@ mod tests {
         told.manager.telemetry.standing_by(Some("pid 7".to_owned()));
         assert_eq!(told.next(), ["STATUS=Not at work: standing by: pid 7", "READY=1", "WATCHDOG=1"]);
         told.manager.telemetry.health.halted("no slot");
+        told.manager.telemetry.failed(&Error::new(Kind::SlotUnusable, "no slot").remedy("create it"));
         told.manager.tell_end();
-        assert!(told.read()[0].starts_with("STATUS=Not ready: halted: no slot"));
+        assert_eq!(told.read()[0], "STATUS=Not ready: halted: no slot. Fix: create it.");
     }
 
     #[test]
