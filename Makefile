@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
-.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs deny compose alerts chart unit workflow test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs features deny compose alerts chart unit workflow test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -44,6 +44,10 @@ lint: ## clippy, warnings are errors
 # Who works here reads the private items as well, so that links to them lead somewhere.
 docs: ## the documentation builds, and its links lead somewhere
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --locked --no-deps --document-private-items $(FEATURES)
+
+# Links the libraries that a release carries, and those of Kerberos, without the time that its optimisation takes.
+features: ## all features but `system` build together
+	cargo build --locked --features gssapi,failpoints
 
 deny: ## licences, sources and advisories of what is linked in
 	@scripts/deny
