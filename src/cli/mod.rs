@@ -3,7 +3,7 @@
 
 use std::future::pending;
 
-use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
+use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
@@ -302,6 +302,21 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
 pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
     let form = innermost(typed).try_get_one::<Form>("form").ok().flatten();
     error_in(form.copied().unwrap_or_default(), error)
+}
+
+/// A usage error in the form that the typed words ask for; none for people, to whom clap shows it.
+#[must_use]
+pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
+    let follows =
+        words.windows(2).filter(|pair| pair.first().is_some_and(|word| ["--output", "-o"].contains(&word.as_str())));
+    let values = follows.filter_map(|pair| pair.get(1)).map(String::as_str);
+    let values = values.chain(words.iter().filter_map(|word| word.strip_prefix("--output=")));
+    let json = words.iter().any(|word| word == "--json").then_some("json");
+    let form = values.chain(json).find_map(|value| Form::from_str(value, true).ok())?;
+    let text = error.to_string();
+    let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
+    (form != Form::Table).then(|| error_in(form, &error))
 }
 
 /// The arguments of the command itself.
@@ -639,6 +654,23 @@ mod tests {
         ] {
             let typed = Cli::command().get_matches_from([&["walrelay"], typed].concat());
             assert!(error_text(&error, &typed).starts_with(start), "{typed:?}");
+        }
+    }
+
+    #[test]
+    fn a_usage_error_is_an_object_where_json_or_yaml_was_asked_for() {
+        let told = |line: &[&str]| {
+            let words: Vec<_> = ["walrelay"].iter().chain(line).map(|word| (*word).to_owned()).collect();
+            usage_error(&Cli::try_parse_from(&words).unwrap_err(), &words)
+        };
+        let object: serde_json::Value = serde_json::from_str(&told(&["status", "--nope", "--json"]).unwrap()).unwrap();
+        assert_eq!(object["error"], "unexpected argument '--nope' found");
+        assert_eq!(object["exit_code"], 2);
+        assert!(object["remedy"].as_str().unwrap().contains("Usage: walrelay status"), "{object}");
+        assert!(told(&["parked", "lsit", "--output=json"]).unwrap().contains("unrecognized subcommand 'lsit'"));
+        assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: Config\n"));
+        for for_people in [&["status", "--nope"][..], &["config", "init", "--output", "x.toml", "--nope"]] {
+            assert_eq!(told(for_people), None);
         }
     }
 
