@@ -50,7 +50,7 @@ pub(crate) struct CleanupArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
     #[serde(skip)]

@@ -35,7 +35,7 @@ pub(crate) struct Common {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FileArgs {
     /// The configuration file; by default ./walrelay.toml, else /etc/walrelay/walrelay.toml, if one exists
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set a key of the file, such as delivery.retry_attempts=5, over file and variables; can be repeated
     #[arg(long, value_name = "KEY=VALUE")]
@@ -109,7 +109,7 @@ pub(crate) struct RunSettings {
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Also where the output is a file that exists
     #[arg(long, requires = "output")]

@@ -76,6 +76,7 @@ pub(crate) struct Output {
     /// The form of the result. With json or yaml an error is one such object
     #[arg(
         long = "output",
+        short = 'o',
         value_name = "FORMAT",
         default_value = "table",
         default_value_if("json", ArgPredicate::IsPresent, "json")

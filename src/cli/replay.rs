@@ -48,7 +48,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]

@@ -39,7 +39,7 @@ pub(crate) struct TeardownArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     /// Also drop a slot that a relay streams from (this ends the relay's session), or that has unrelayed events (no relay
     /// will receive them from the slot)

@@ -129,7 +129,7 @@ pub(crate) struct ChangeArgs<S: Store> {
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
     pub more: S::ChangeFlags,
