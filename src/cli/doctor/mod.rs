@@ -54,11 +54,7 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
     for warning in config::warnings(&settings, &config) {
         report.warning("configuration", "", warning, None);
     }
-    if tokio::time::timeout(LIMIT, look(&config, &mut report)).await.is_err() {
-        let found =
-            format!("the checks took longer than {} s: what is not in this table was not asked", LIMIT.as_secs());
-        report.warning("time", "", found, None);
-    }
+    within_limit(&mut report, async |report| look(&config, report).await).await;
     for fix in report.checks.iter_mut().filter_map(|check| check.fix.as_mut()) {
         *fix = kafka::addressed(fix, &config.kafka);
     }
@@ -68,6 +64,14 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
 
 /// The limit for all checks. Each question has one of its own, of at most half a minute, but a table more is a question more.
 const LIMIT: Duration = Duration::from_secs(120);
+
+async fn within_limit(report: &mut Report<'_>, look: impl AsyncFnOnce(&mut Report<'_>)) {
+    if tokio::time::timeout(LIMIT, look(report)).await.is_err() {
+        let found =
+            format!("the checks took longer than {} s: what is not in this table was not asked", LIMIT.as_secs());
+        report.warning("time", "", found, None);
+    }
+}
 
 /// The checks without which a look at the position says nothing.
 const BEFORE_POSITION: [&str; 7] = ["server", "role", "table", "slot", "publication", "kafka", "topic-rights"];
@@ -200,6 +204,22 @@ impl Report<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn checks_that_take_too_long_end_at_the_limit_and_those_made_are_shown() {
+        let mut report = Report { complete: &|next| next, checks: Vec::new() };
+        let began = tokio::time::Instant::now();
+        let looked = within_limit(&mut report, async |report| {
+            report.ok("postgres", "", "PostgreSQL 18");
+            std::future::pending().await
+        });
+        looked.await;
+        assert_eq!(began.elapsed(), LIMIT);
+        let states: Vec<_> = report.checks.iter().map(|check| (check.check, check.state)).collect();
+        assert_eq!(states, [("postgres", OK), ("time", WARNING)]);
+        assert!(report.text().contains("longer than 120 s: what is not in this table was not asked"));
+        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 1);
+    }
 
     #[test]
     fn lines_are_aligned_and_a_worse_state_replaces_ok_in_its_place() {
