@@ -394,7 +394,8 @@ impl<S: Sink> Publisher<S> {
                 Err(EnqueueError::Refused(error)) => {
                     if known.id.is_none() || error.kind().disposition() != Disposition::GiveUp {
                         let Place { commit_lsn, index, .. } = event.place;
-                        return Err(error.of_row(Shown::of(event.id())).of_event(commit_lsn, index));
+                        let trace_id = trace_of(known.context.as_deref(), record).map(|trace| trace.trace_id());
+                        return Err(of_trace(error.of_row(Shown::of(event.id())), trace_id).of_event(commit_lsn, index));
                     }
                     known.parks = self.setup.parks(event);
                     self.give_up(known, OwnedRecord::of(record), &Verdict::of(error))
@@ -421,7 +422,7 @@ impl<S: Sink> Publisher<S> {
                     // It was not tried, and that costs it no try.
                     Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
                 });
-                self.park(ParkedEvent::of(event, self.setup.columns(event.outbox)), &known, record, why)
+                self.park(ParkedEvent::of(event, self.setup.columns(event.outbox)), &known, record, why, None)
             }
         }
     }
@@ -726,13 +727,15 @@ impl<S: Sink> Publisher<S> {
         if let Some(batches) = &mut self.batches {
             batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
         }
-        let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
+        let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let trace_id = trace.map(|trace| trace.trace_id());
+        let Some(id) = event.id.take() else { return Err(of_trace(verdict.error.clone(), trace_id)) };
         let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
-            let why = Some(Failure { attempts: 1, ..failure });
-            return record.with_record(|record| self.park(*parked, &event, record, why));
+            let (why, fix) = (Some(Failure { attempts: 1, ..failure }), verdict.error.what_to_do());
+            return record.with_record(|record| self.park(*parked, &event, record, why, fix));
         }
         debug_assert_ne!(self.setup.delivery.on_error, OnError::Park, "P3: skipped in place of parked");
         let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
@@ -743,14 +746,13 @@ impl<S: Sink> Publisher<S> {
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
         let again = self.quarantine.give_up(&id, verdict);
         let columns = event.context.as_ref().and_then(|context| context.columns());
-        let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
-        let trace_id = trace.map(|trace| trace.trace_id());
         if again {
             tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given up came again");
         } else {
             self.counts.given_up(class);
+            let fix = verdict.error.what_to_do();
             tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place, class, cause, outcome,
-                "an event was given up");
+                fix, "an event was given up");
         }
         let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
         let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
@@ -804,6 +806,7 @@ impl<S: Sink> Publisher<S> {
         event: &InFlight,
         record: &Record<'_>,
         why: Option<Failure>,
+        fix: Option<String>,
     ) -> Result<()> {
         let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
         let (slot, place) = (&self.setup.slot, parked.place);
@@ -821,7 +824,7 @@ impl<S: Sink> Publisher<S> {
             let columns = event.context.as_ref().and_then(|context| context.columns());
             let trace_id = trace_of(event.context.as_deref(), record).map(|trace| trace.trace_id());
             tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place, class, cause,
-                outcome = "park", "an event cannot be delivered, and is parked");
+                outcome = "park", fix, "an event cannot be delivered, and is parked");
         }
         if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
             let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
@@ -885,6 +888,11 @@ fn waiting_as(event: &ParkedEvent) -> ParkedRef {
 /// The trace of an event: of its column, else of its record's header.
 fn trace_of(context: Option<&Context>, record: &Record<'_>) -> Option<TraceContext> {
     context.and_then(|context| context.trace).or_else(|| TraceContext::of_headers(record.headers))
+}
+
+/// `error`, which ends the relay, with the trace of its event.
+fn of_trace(error: Error, trace_id: Option<String>) -> Error {
+    trace_id.into_iter().fold(error, |error, trace_id| error.about(format_args!("trace {trace_id}")))
 }
 
 /// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
