@@ -9,6 +9,7 @@ mod compose;
 mod confirm;
 mod connections;
 mod copies;
+mod dashboard;
 mod dead_letters;
 mod demo;
 mod doctor;

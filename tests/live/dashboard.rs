@@ -1,0 +1,116 @@
+//! docs/metrics.md: each query of the dashboard returns data from a Prometheus that scrapes relays.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::guardian::run_directory;
+use crate::support::process::Process;
+use crate::support::relay::Relay;
+use crate::support::servers::{Kafka, Postgres, free_port};
+use crate::support::topic;
+use crate::support::wait::{LIMIT, eventually};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const OUTBOX: &str = r#"
+[delivery]
+on_error = "park"
+retry_base = "300ms"
+[outbox]
+pending = "status = 'NEW'"
+mark = "status = 'SENT', sent_at = now()"
+failed = "status = 'FAILED'"
+retention = "1d"
+"#;
+
+/// The installed one, or that of `scripts/check-alerts`.
+fn prometheus() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let unpacked = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/check-alerts/usr/bin"));
+    let mut programs = std::env::split_paths(&path).chain([unpacked]).map(|folder| folder.join("prometheus"));
+    programs.find(|program| program.is_file()).expect("run `make alerts`, which fetches Prometheus")
+}
+
+/// A Prometheus that scrapes these ports every second.
+fn scraping(ports: &[u16]) -> Relay {
+    let (folder, port) = (run_directory().join("prometheus"), free_port());
+    std::fs::create_dir(&folder).expect("a directory for Prometheus");
+    let targets: Vec<String> = ports.iter().map(|port| format!("'127.0.0.1:{port}'")).collect();
+    let configuration = format!(
+        "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: walrelay\n    static_configs:\n      - targets: [{}]\n",
+        targets.join(", ")
+    );
+    let file = folder.join("prometheus.yml");
+    std::fs::write(&file, configuration).expect("prometheus.yml");
+    let mut command = Command::new(prometheus());
+    command.arg(format!("--config.file={}", file.display()));
+    command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
+    command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    Relay { process: Process::start("prometheus", command, &folder.join("log")), port }
+}
+
+/// The number of moments at which `query` returned data. None without an answer.
+fn moments(prometheus: &Relay, query: &str) -> Option<f64> {
+    let counted = format!("count_over_time((count({query}))[10m:1s])");
+    let encoded: String = counted.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let (status, body) = prometheus.get(&format!("/api/v1/query?query={encoded}"))?;
+    assert!(status == 200 || status == 503, "{query}: {body}");
+    let answer: Value = serde_json::from_str(&body).ok()?;
+    match answer["data"]["result"].as_array()?.as_slice() {
+        [] => Some(0.0),
+        [one] => one["value"][1].as_str()?.parse().ok(),
+        many => panic!("{query}: {many:?}"),
+    }
+}
+
+/// The queries of the dashboard, for all instances.
+fn queries() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(include_str!("../../deploy/grafana/walrelay.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    expressions.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "10s")).collect()
+}
+
+#[test]
+#[ignore = "long: a minute, and it needs Prometheus"]
+fn each_query_of_the_dashboard_returns_data() {
+    let postgres = Postgres::private(15, &[("max_slot_wal_keep_size", "8GB")]);
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let world = World::keeping_on(&postgres, &brokers);
+    world.setup();
+    let sql = world.sql();
+    sql.run("alter table outbox add status text not null default 'NEW', add sent_at timestamptz");
+    topic::create(&world.brokers, &world.topic(0), 1, &[("max.message.bytes", "1000")]);
+    let mut relay = world.run().config_file(OUTBOX).start();
+    relay.wait_ready();
+    let once = World::on(&postgres, Kafka::shared().brokers());
+    let mut second = once.run().option("--guarantee", "exactly-once").start();
+    second.wait_ready();
+    let prometheus = scraping(&[relay.port, second.port]);
+
+    let plan = Plan { pause: Duration::from_millis(50), ..Plan::default() };
+    let (writers, others) = (world.workload(&plan), once.workload(&plan));
+    sql.run(&format!("select emit('{}', 'too-large', 3000)", world.kind(0)));
+    let parked = || relay.metric("walrelay_waiting_events");
+    eventually("an event is parked", ARRIVAL, parked, |parked| *parked > Some(0.0));
+    proxy.refuse();
+    let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("kafka_disconnected"));
+    eventually("the brokers are away", ARRIVAL, is_out, |out| *out);
+    eventually(
+        "intake is closed",
+        ARRIVAL,
+        || relay.metrics(),
+        |text| text.lines().any(|line| line.starts_with("walrelay_intake_closed") && line.ends_with(" 1")),
+    );
+    proxy.resume();
+    eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
+    for query in queries() {
+        eventually(&query, LIMIT, || moments(&prometheus, &query), |moments| *moments > Some(0.0));
+    }
+    writers.stop();
+    others.stop();
+}
