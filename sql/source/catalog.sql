@@ -97,7 +97,12 @@ member as (
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
     'publication', (
-        select pub.attributes || pg_catalog.jsonb_build_object('oid', pub.oid::bigint, 'row_version', pub.xmin::text)
+        select pub.attributes || pg_catalog.jsonb_build_object(
+            'oid', pub.oid::bigint,
+            'row_version', pub.xmin::text,
+            'owned', pg_catalog.pg_has_role((pub.attributes ->> 'pubowner')::pg_catalog.oid, 'usage'),
+            'has_schemas', exists (select from schemas)
+        )
         from pub
     ),
     'publication_now_called', (select p.pubname from pg_catalog.pg_publication p where p.oid = $4),
@@ -152,7 +157,7 @@ select pg_catalog.jsonb_build_object(
             select direct.prrelid::pg_catalog.regclass::text as name
             from direct
             where direct.prrelid not in (select chain.relid from chain)
-            limit 4
+            limit 100
         ) o
     ),
     -- An array of an enum has text in it.

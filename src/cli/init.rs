@@ -12,7 +12,8 @@ use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
-use crate::source::preflight::{self, judge_version};
+use crate::source::catalog;
+use crate::source::preflight::{self, can_be_streamed, judge_version};
 use crate::suggest::{Known, Suggestion, suggest};
 
 const TABLES: &str = include_str!("../../sql/tables.sql");
@@ -97,7 +98,9 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
 }
 
 fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
-    refusal("setup", plan::is_logged(name, table).and_then(|()| plan::is_owned(name, table)))
+    let (kind, persistence) = (table.kind.clone(), table.persistence.clone());
+    let streamed = catalog::Table { kind, persistence, ..catalog::Table::default() };
+    refusal("setup", can_be_streamed(name, &streamed).and_then(|()| plan::is_owned(name, table)))
 }
 
 /// What `command` will say of the table, if it refuses the table.
@@ -186,7 +189,7 @@ mod tests {
         let name: TableName = "outbox".parse().unwrap();
         let table = |persistence: &str, columns: &[(&str, &str)]| {
             let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
-            Table { persistence: persistence.to_owned(), owned: true, columns, ..Table::default() }
+            Table { kind: "r".into(), persistence: persistence.to_owned(), owned: true, columns, ..Table::default() }
         };
         let foretold = |table: &Table| {
             [setup_refusal(&name, table), refusal("setup --add-xid-column", xid_column::wanted(&name, table))]
@@ -200,8 +203,8 @@ mod tests {
         assert_eq!(
             unlogged.as_deref(),
             Some(
-                "`walrelay setup` will refuse the table: table public.outbox is unlogged or temporary: its rows are not in the \
-                 WAL: alter table public.outbox set logged;"
+                "`walrelay setup` will refuse the table: table public.outbox is unlogged: its rows are never in the WAL: \
+                 alter table public.outbox set logged"
             )
         );
         let start = "`walrelay setup --add-xid-column` will refuse the table: table public.outbox has columns xid and \

@@ -1,6 +1,5 @@
 //! `walrelay teardown`: the slot, then its publication; never the table.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,14 +9,14 @@ use tokio_postgres::types::ToSql;
 
 use crate::cli::config::{self, Common, flags};
 use crate::cli::output::{Outcome, Output, confirm, note, print_report, warn};
-use crate::cli::setup::plan::Publication;
 use crate::cli::sql::{self, Session, Value, column, fill};
-use crate::cli::steps::{StepReport, StepsReport};
+use crate::cli::steps::{How, Plan, Step};
 use crate::cli::undelivered::parked::ParkedCount;
-use crate::config::{EventSource, OutboxConfig, SourceConfig};
+use crate::config::{EventSource, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
+use crate::source::catalog::{Catalog, Publication};
 use crate::source::preflight::{self, Slot};
 
 const PENDING: &str = include_str!("../../sql/pending.sql");
@@ -76,12 +75,13 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     let (source, outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "teardown").await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
-    let publication = match args.keep_publication {
-        true => None,
-        false => Publication::read(&session, &source.publication).await?,
+    let catalog = match args.keep_publication {
+        true => Catalog::default(),
+        false => Catalog::read(session.client(), &source.publication, None, None).await.map_err(Error::from)?,
     };
-    if let Some(publication) = &publication {
-        may_go(&source.publication, publication, &outboxes)?;
+    let publication = catalog.publication.as_ref();
+    if let Some(publication) = publication {
+        may_go(&source.publication, publication, &catalog.other_tables, &outboxes)?;
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot, &outboxes).await?;
@@ -99,21 +99,21 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     .collect();
     let backend = slot.as_ref().and_then(|slot| slot.active_pid);
     let steps = steps(&source, slot.is_some(), backend, publication.is_some())?;
-    let mut report = StepsReport { dry_run: args.dry_run, steps, ..StepsReport::default() };
+    let mut plan = Plan { dry_run: args.dry_run, steps, ..Plan::default() };
     if args.dry_run {
-        return print_report(args.output, &report, &script(&report.steps));
+        return print_report(args.output, &plan, &plan.script("teardown", None));
     }
     if doomed.is_empty() {
         let text = format!("Nothing to drop: slot {} does not exist.\n", source.slot);
-        return print_report(args.output, &report, &text);
+        return print_report(args.output, &plan, &text);
     }
     if !args.yes {
         let lost = if args.force { " No relay will receive the unrelayed events from the slot." } else { "" };
         let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
         confirm(question, "nothing was dropped").await?;
     }
-    let ended = carry_out(&session, args.output, &mut report.steps).await;
-    print_report(args.output, &report, "")?;
+    let ended = carry_out(&session, args.output, &mut plan.steps).await;
+    print_report(args.output, &plan, "")?;
     ended?;
     args.output.say(format_args!(
         "Dropped {}. Table and stored position are unchanged: if a relay stored a position, the relay of a later slot {} \
@@ -125,57 +125,44 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
 
 /// The statements for the objects that exist. `backend` is the session that streams from the slot: the first statement ends
 /// it, and waits until the slot is free.
-fn steps(
-    source: &SourceConfig,
-    has_slot: bool,
-    backend: Option<i32>,
-    has_publication: bool,
-) -> Result<Vec<StepReport>> {
-    let (slot, publication) = (&source.slot, source.publication.as_str());
-    let mut steps = Vec::new();
+fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_publication: bool) -> Result<Vec<Step>> {
+    let (slot, publication, mut steps) = (&source.slot, &source.publication, Vec::new());
+    let mut add = |doing: String, sql: String| steps.push(Step::new(How::Plainly, doing, String::new(), sql));
     if let Some(pid) = backend {
         let sql = format!("select pg_catalog.pg_terminate_backend({pid}, {});", RELEASE_TIMEOUT.as_millis());
-        steps.push(StepReport::planned(&format!("ending backend pid {pid}, which uses slot {slot}"), &sql));
+        add(format!("ending backend pid {pid}, which uses slot {slot}"), sql);
     }
     if has_slot {
-        let sql = fill(sql::DROP_SLOT, &[("slot", Value::Text(slot.as_str()))])?;
-        steps.push(StepReport::planned(&format!("dropping slot {slot}"), &sql));
+        add(format!("dropping slot {slot}"), fill(sql::DROP_SLOT, &[("slot", Value::Text(slot.as_str()))])?);
     }
     if has_publication {
         let sql = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(publication))])?;
-        steps.push(StepReport::planned(&format!("dropping publication {publication}"), &sql));
+        add(format!("dropping publication {publication}"), sql);
     }
     Ok(steps)
 }
 
 /// Runs the steps, and marks those that are done.
-async fn carry_out(session: &Session, output: Output, steps: &mut [StepReport]) -> Outcome {
+async fn carry_out(session: &Session, output: Output, steps: &mut [Step]) -> Outcome {
     for step in steps {
         output.say(&step.sql)?;
-        session.run(&step.step, &step.sql).await?;
+        session.run(&step.doing, &step.sql).await?;
         step.done = true;
     }
     Ok(())
 }
 
-fn script(steps: &[StepReport]) -> String {
-    let head = "-- walrelay teardown: stops at the first error.\n\\set ON_ERROR_STOP on\n";
-    let nothing = if steps.is_empty() { "-- Nothing to do.\n" } else { "" };
-    steps.iter().fold(format!("{head}{nothing}"), |script, step| script + &step.sql + "\n")
-}
-
 /// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables. A
 /// table that is dropped leaves an empty one.
-fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> Result<()> {
+fn may_go(name: &str, publication: &Publication, published: &[String], outboxes: &[OutboxConfig]) -> Result<()> {
     if !publication.owned {
         return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
             .remedy("run teardown as its owner, or keep it with --keep-publication"));
     }
-    let wanted = outboxes.iter().filter_map(|outbox| outbox.source.table());
-    let wanted: BTreeSet<_> = wanted.map(|table| (table.schema(), table.table())).collect();
-    let published: BTreeSet<_> = publication.tables().collect();
-    let made_for_it = published.len() <= 1 || wanted == published;
-    if made_for_it && !publication.all_tables && !publication.publishes_schemas {
+    let wanted: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let is_wanted = |name: &String| name.parse::<TableName>().is_ok_and(|name| wanted.contains(&&name));
+    let made_for_it = published.len() <= 1 || published.len() == wanted.len() && published.iter().all(is_wanted);
+    if made_for_it && !publication.all_tables && !publication.has_schemas {
         return Ok(());
     }
     Err(Error::new(
@@ -283,8 +270,10 @@ mod tests {
     fn the_script_ends_a_session_and_drops_what_exists() {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
         let source = SourceConfig::sample(database, "orders", "walrelay_Orders", 1);
-        let script =
-            |has_slot, backend, has_publication| script(&steps(&source, has_slot, backend, has_publication).unwrap());
+        let script = |has_slot, backend, has_publication| {
+            let steps = steps(&source, has_slot, backend, has_publication).unwrap();
+            Plan { steps, ..Plan::default() }.script("teardown", None)
+        };
         insta::assert_snapshot!(script(true, Some(7), true), @r#"
         -- walrelay teardown: stops at the first error.
         \set ON_ERROR_STOP on
@@ -302,9 +291,9 @@ mod tests {
         let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
         let messages = || outbox(EventSource::Messages("shop".to_owned()));
         let goes = |tables: &[&str], all_tables, outboxes: &[OutboxConfig]| {
-            let mut publication = Publication::default().of(tables);
-            (publication.owned, publication.all_tables) = (true, all_tables);
-            may_go("walrelay_shop", &publication, outboxes).is_ok()
+            let publication = Publication { owned: true, all_tables, ..Publication::default() };
+            let published: Vec<_> = tables.iter().map(|table| format!("public.{table}")).collect();
+            may_go("walrelay_shop", &publication, &published, outboxes).is_ok()
         };
         assert!(goes(&["renamed"], false, &[table("a")]));
         assert!(goes(&["b", "a"], false, &[table("a"), table("b"), messages()]));

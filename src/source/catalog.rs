@@ -31,7 +31,7 @@ pub(crate) struct Catalog {
     pub table_now_called: Option<String>,
     /// Every way in which the table, or a partitioned table above it, is in the publication.
     pub members: Vec<Member>,
-    /// Up to four other tables that were added to the publication by name.
+    /// Up to a hundred other tables that were added to the publication by name.
     pub other_tables: Vec<String>,
     /// The base types, with the modifiers of domains, by the OIDs of domains, of arrays of enums, and of the types
     /// of the table's columns.
@@ -48,8 +48,12 @@ pub(crate) struct Publication {
     /// An OID.
     #[serde(rename = "pubowner")]
     pub owner: String,
+    /// Whether the role may alter and drop it.
+    pub owned: bool,
     #[serde(rename = "puballtables")]
     pub all_tables: bool,
+    /// Whether it publishes whole schemas (15+).
+    pub has_schemas: bool,
     #[serde(flatten)]
     pub flags: Flags,
     /// `s` where stored generated columns are published (18+).

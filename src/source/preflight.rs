@@ -21,7 +21,7 @@ use crate::source::catalog::{Catalog, Flags, Member, Publication, Table};
 /// The oldest supported major version.
 pub(crate) const MAJOR_MIN: u32 = 14;
 /// The first major version that copies slots to standbys.
-const FAILOVER_MAJOR_MIN: u32 = 17;
+pub(crate) const FAILOVER_MAJOR_MIN: u32 = 17;
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
@@ -547,7 +547,7 @@ fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
 }
 
 /// Whether rows of this table can be in any stream.
-fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
+pub(crate) fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
     let what = match table.kind.as_str() {
         "r" | "p" => None,
         "v" => Some("a view"),
@@ -696,10 +696,13 @@ impl Published<'_> {
     }
 }
 
+/// Other tables that an error or a warning names.
+const NAMED_MAX: usize = 4;
+
 /// Published tables that are no outbox.
 fn other_tables(catalog: &Catalog, outboxes: &[&TableName]) -> Vec<String> {
     let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
-    catalog.other_tables.iter().filter(|name| !is_outbox(name)).cloned().collect()
+    catalog.other_tables.iter().filter(|name| !is_outbox(name)).take(NAMED_MAX).cloned().collect()
 }
 
 /// Warnings of published changes that are no events.

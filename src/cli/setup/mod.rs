@@ -6,14 +6,14 @@ pub(crate) mod xid_column;
 use std::time::Duration;
 
 use clap::Args;
-use plan::{Found, Object, Plan, Step, Wanted};
+use plan::{Found, Wanted};
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, Common, DAY, duration, flags};
 use crate::cli::output::{Outcome, Output, note, print_report, shell_word, warn};
 use crate::cli::sql::{Session, column};
-use crate::cli::steps::{StepReport, StepsReport};
+use crate::cli::steps::{How, Plan, Step};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
@@ -78,33 +78,31 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "setup").await?;
     row_key::find(session.client(), &source, &settings.delivery()?, &mut outboxes).await?;
-    let found = Found::read(&session, &source, &outboxes).await?;
-    let wanted = Wanted {
-        slot: &source.slot,
-        publication: &source.publication,
-        outboxes: &outboxes,
-        create_table: args.create_table,
-        polls: source.mode == Mode::Poll,
-    };
-    let mut plan = plan::plan(&wanted, &found)?;
+    let client = session.client();
+    let found = Found::read(client, &source, &outboxes).await?;
+    let wanted = Wanted { source: &source, outboxes: &outboxes, create_table: args.create_table };
+    let mut plan = Plan { dry_run: args.dry_run, ..Plan::default() };
+    plan::tables(&mut plan, &wanted, &found)?;
     if args.add_xid_column {
         xid_column::extend(&mut plan, &session, &outboxes, &found).await?;
-        plan.put_tables_first();
     }
-    plan::look_at_rows(&mut plan, &session, &wanted, &found, args.add_xid_column).await?;
-    let mut report = report(&plan, args.dry_run);
+    if !wanted.polls() {
+        plan::stream(&mut plan, &wanted, &found)?;
+    }
+    plan::look_at_rows(&mut plan, client, &wanted, &found, args.add_xid_column).await?;
     if args.dry_run {
-        let printed = print_report(args.output, &report, &script(&plan, args.timeout));
+        let printed = print_report(args.output, &plan, &plan.script("setup", Some(args.timeout)));
         plan.refusal()?;
         return printed;
     }
     plan.refusal()?;
-    let ended = carry_out(args, &session, &source.database, &plan, &mut report).await;
-    print_report(args.output, &report, "")?;
+    let ended = carry_out(args, &session, &source.database, &mut plan).await;
+    print_report(args.output, &plan, "")?;
     ended?;
     let brokers = if settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
     // A table that this command created is empty.
-    let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
+    let has_rows = found.outboxes.iter().any(|outbox| outbox.table.is_some());
+    let again = if has_rows && plan.steps.iter().any(|step| step.how == How::Watched) {
         "\n(rows that are already in the table: if a relay stored a position for this slot, the next one first publishes \
          those that are unpublished; otherwise add --backlog all, or since=TIME, to its first run)"
     } else {
@@ -113,38 +111,26 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     args.output.say(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
 }
 
-fn report(plan: &Plan, dry_run: bool) -> StepsReport {
-    let steps = plan.steps.iter().map(|step| StepReport::planned(&step.doing, &step.sql)).collect();
-    let (present, notes, warnings) = (plan.present.clone(), plan.remarks.clone(), plan.warnings.clone());
-    StepsReport { dry_run, steps, present, notes, warnings }
-}
-
-/// Runs the steps, and marks those in `report` that are done.
-async fn carry_out(
-    args: &SetupArgs,
-    session: &Session,
-    database: &ConnInfo,
-    plan: &Plan,
-    report: &mut StepsReport,
-) -> Outcome {
+/// Runs the steps, and marks those that are done.
+async fn carry_out(args: &SetupArgs, session: &Session, database: &ConnInfo, plan: &mut Plan) -> Outcome {
     let output = args.output;
     for present in &plan.present {
         output.say(present)?;
     }
     limit(session, args.timeout).await?;
-    for (step, reported) in plan.steps.iter().zip(&mut report.steps) {
+    for step in &mut plan.steps {
         output.say(&step.sql)?;
-        match step.object {
-            Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
-            Object::Column => patiently(session, step, args.timeout).await?,
-            Object::Index => unbounded(session, step, args.timeout).await?,
-            Object::Slot => create_slot(session, database, step, args.timeout).await?,
+        match step.how {
+            How::Plainly => session.run(&step.doing, &step.sql).await?,
+            How::Patiently => patiently(session, step, args.timeout).await?,
+            How::Unbounded => unbounded(session, step, args.timeout).await?,
+            How::Watched => create_slot(session, database, step, args.timeout).await?,
         }
-        reported.done = true;
-        output.say(&step.done)?;
+        step.done = true;
+        output.say(&step.result)?;
     }
-    for remark in &plan.remarks {
-        output.say(format_args!("note: {remark}"))?;
+    for note in &plan.notes {
+        output.say(format_args!("note: {note}"))?;
     }
     for warning in &plan.warnings {
         output.say(format_args!("warning: {warning}"))?;
@@ -165,29 +151,6 @@ fn repeated(args: &SetupArgs) -> String {
     ];
     let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(value?))));
     given.collect()
-}
-
-/// The plan as a script for `psql`. Obstacles are comments: the role that runs the script may have other rights.
-fn script(plan: &Plan, timeout: std::time::Duration) -> String {
-    let mut lines =
-        vec!["-- walrelay setup: stops at the first error.".to_owned(), "\\set ON_ERROR_STOP on".to_owned()];
-    let comment = |text: &str| text.lines().map(|line| format!("-- {line}")).collect::<Vec<_>>().join("\n");
-    for obstacle in &plan.obstacles {
-        lines.push(comment(&format!("OBSTACLE: {obstacle}")));
-        lines.extend(obstacle.what_to_do().map(|remedy| comment(&format!("    fix: {remedy}"))));
-    }
-    lines.extend(plan.present.iter().chain(&plan.remarks).map(|text| comment(text)));
-    lines.extend(plan.warnings.iter().map(|warning| comment(&format!("warning: {warning}"))));
-    if plan.steps.is_empty() {
-        lines.push("-- Nothing to do.".to_owned());
-    } else {
-        lines.push(format!("set lock_timeout = 0;\nset statement_timeout = {};", timeout.as_millis()));
-        for step in &plan.steps {
-            let unbounded = if step.object == Object::Index { "set statement_timeout = 0;\n" } else { "" };
-            lines.push(format!("\n{unbounded}{}", step.sql));
-        }
-    }
-    lines.join("\n") + "\n"
 }
 
 const WAITS: &str = include_str!("../../../sql/waits.sql");
@@ -302,32 +265,39 @@ async fn blockers(observer: &Session, pid: i32) -> Result<String> {
 mod tests {
     use super::*;
 
+    fn step(how: How, doing: &str, sql: &str) -> Step {
+        Step::new(how, doing.to_owned(), String::new(), sql.to_owned())
+    }
+
     #[test]
     fn a_setup_step_that_times_out_names_its_blocker_and_the_timeout_flag() {
-        let step = Step {
-            object: Object::Slot,
-            doing: "creating slot orders".to_owned(),
-            done: String::new(),
-            sql: String::new(),
-        };
-        let error = too_late(&step, Duration::from_secs(90), "pid 7");
+        let error = too_late(&step(How::Watched, "creating slot orders", ""), Duration::from_secs(90), "pid 7");
         assert_eq!(error.kind(), Kind::PostgresUnfit);
         assert_eq!(error.cause(), "gave up creating slot orders after 1m 30s, waiting for pid 7");
         assert!(error.what_to_do().unwrap().contains("--timeout"));
     }
 
     #[test]
-    fn the_report_has_each_step_with_its_sql_and_whether_it_is_done() {
-        let step = |object, doing: &str, sql: &str| Step {
-            object,
-            doing: doing.to_owned(),
-            done: String::new(),
-            sql: sql.to_owned(),
-        };
-        let steps = vec![step(Object::Table, "creating table a", "create table a"), step(Object::Slot, "b", "c")];
-        let plan = Plan { steps, present: vec!["d".to_owned()], warnings: vec!["e".to_owned()], ..Plan::default() };
-        let mut report = report(&plan, true);
-        report.steps[0].done = true;
-        insta::assert_snapshot!(serde_json::to_string(&report).unwrap(), @r#"{"dry_run":true,"steps":[{"step":"creating table a","sql":"create table a","done":true},{"step":"b","sql":"c","done":false}],"present":["d"],"notes":[],"warnings":["e"]}"#);
+    fn a_plan_is_printed_as_data_and_as_a_script() {
+        let steps = vec![step(How::Plainly, "creating table a", "create table a"), step(How::Unbounded, "b", "c")];
+        let obstacles = vec![Error::new(Kind::PostgresUnfit, "f").remedy("g\nh")];
+        let (present, warnings) = (vec!["d".to_owned()], vec!["e".to_owned()]);
+        let mut plan = Plan { dry_run: true, steps, present, warnings, obstacles, ..Plan::default() };
+        insta::assert_snapshot!(plan.script("setup", Some(Duration::from_secs(1))), @r"
+        -- walrelay setup: stops at the first error.
+        \set ON_ERROR_STOP on
+        -- OBSTACLE: f
+        --     fix: g
+        -- h
+        -- d
+        -- warning: e
+        set lock_timeout = 0;
+        set statement_timeout = 1000;
+        create table a
+        set statement_timeout = 0;
+        c
+        ");
+        plan.steps[0].done = true;
+        insta::assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"dry_run":true,"steps":[{"step":"creating table a","sql":"create table a","done":true},{"step":"b","sql":"c","done":false}],"present":["d"],"notes":[],"warnings":["e"]}"#);
     }
 }

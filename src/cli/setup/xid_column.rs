@@ -6,8 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::cli::setup::plan::{Capacity, Found, Object, Plan, Step};
+use crate::cli::setup::plan::{Capacity, Found};
 use crate::cli::sql::{Session, column};
+use crate::cli::steps::{How, Plan, Step};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
@@ -120,49 +121,36 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, targets
             Some(_) => String::new(),
             None => format!("alter table {sql_name} add column {sql_column} xid8;\n"),
         };
-        plan.steps.push(Step {
-            object: Object::Column,
-            doing: format!("adding column {wanted} to table {name}"),
-            done: format!("column {wanted} added to table {name}: existing rows have NULL"),
-            // One transaction: no row is inserted between the column and its default.
-            sql: format!(
-                "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column {sql_column} set default \
-                 pg_catalog.pg_current_xact_id();\ncommit;"
-            ),
-        });
+        // One transaction: no row is inserted between the column and its default.
+        let sql = format!(
+            "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column {sql_column} set default \
+             pg_catalog.pg_current_xact_id();\ncommit;"
+        );
+        let doing = format!("adding column {wanted} to table {name}");
+        let result = format!("column {wanted} added to table {name}: existing rows have NULL");
+        plan.steps.push(Step::new(How::Patiently, doing, result, sql));
     }
     for target in targets.iter().filter(|target| !target.indexed) {
         let index = index_name(&target.table, wanted);
         let (schema, sql_index) = (quote_ident(&target.schema)?, quote_ident(&index)?);
-        let mut step = |doing: String, done: String, sql: String| {
-            plan.steps.push(Step { object: Object::Index, doing, done, sql });
-        };
-        if target.broken {
-            step(
-                format!("dropping invalid index {index}"),
-                format!("invalid index {index} dropped"),
-                format!("drop index concurrently {schema}.{sql_index};"),
-            );
-        }
-        step(
-            format!("creating index {index}"),
-            format!("index {index} created"),
-            format!(
-                "create index concurrently {sql_index} on {schema}.{} ({sql_column});",
-                quote_ident(&target.table)?
-            ),
-        );
+        let (doing, result) = (format!("dropping invalid index {index}"), format!("invalid index {index} dropped"));
+        let drop = format!("drop index concurrently {schema}.{sql_index};");
+        plan.steps.extend(target.broken.then(|| Step::new(How::Unbounded, doing, result, drop)));
+        let (doing, result) = (format!("creating index {index}"), format!("index {index} created"));
+        let table = quote_ident(&target.table)?;
+        let create = format!("create index concurrently {sql_index} on {schema}.{table} ({sql_column});");
+        plan.steps.push(Step::new(How::Unbounded, doing, result, create));
     }
     if plan.steps.len() == before {
         return Ok(());
     }
     if table.is_partitioned() {
-        plan.remarks.push(format!(
+        plan.notes.push(format!(
             "table {name} is partitioned, and Postgres cannot build an index of all partitions concurrently: each partition has \
              its own, and a later partition needs one, too, on ({wanted})"
         ));
     }
-    plan.remarks
+    plan.notes
         .push(format!("inserts into {name} must not name column {wanted}: an explicit NULL replaces the default"));
     if !table.owned {
         let cause = format!("role {} does not own table {name}; only the owner may add a column", table.role);
@@ -226,7 +214,7 @@ mod tests {
                 "create index concurrently \"outbox_xid_idx\" on \"sales\".\"outbox\" (\"xid\");",
             ]
         );
-        assert_eq!((plan.remarks.len(), plan.obstacles.len()), (1, 0));
+        assert_eq!((plan.notes.len(), plan.obstacles.len()), (1, 0));
     }
 
     #[test]
@@ -235,13 +223,13 @@ mod tests {
         let there = table("r", &[("tx", "xid8", Some("pg_current_xact_id()"))]);
         let mut plan = Plan::default();
         steps(&mut plan, &name, &there, "tx", &[target("outbox", true, false)]).unwrap();
-        assert_eq!((plan.steps.len(), plan.present.len(), plan.remarks.len()), (0, 1, 0));
+        assert_eq!((plan.steps.len(), plan.present.len(), plan.notes.len()), (0, 1, 0));
 
         let mut parted = Table { owned: false, ..table("p", &[]) };
         parted.columns = there.columns;
         steps(&mut plan, &name, &parted, "tx", &[target("p1", true, false), target("p2", false, false)]).unwrap();
         assert_eq!(sql(&plan), ["create index concurrently \"p2_tx_idx\" on \"sales\".\"p2\" (\"tx\");"]);
-        assert_eq!((plan.remarks.len(), plan.obstacles.len()), (2, 1));
+        assert_eq!((plan.notes.len(), plan.obstacles.len()), (2, 1));
         assert_eq!(index_name(&"ü".repeat(40), "xid").len(), 62);
     }
 }
