@@ -26,6 +26,7 @@ use crate::sink::AnySink;
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::{Io, Status, WalMessage, judge_notice};
+use crate::telemetry::health::HELD_BACK;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
@@ -435,10 +436,10 @@ impl ReplicationLoop<'_> {
 
     fn measured(&mut self, measured: &WalPosition) {
         self.statistics.server_wal_end = self.statistics.server_wal_end.max(measured.wal_end);
+        self.statistics.oldest.report(self.shared.process.telemetry, measured.oldest_transaction.as_ref());
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
         }
-        self.statistics.oldest.report(self.shared.process.telemetry, measured.oldest_transaction.as_ref());
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
             self.shared.process.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
         }
@@ -459,7 +460,11 @@ impl ReplicationLoop<'_> {
     fn judge_retained(&mut self, retained: u64) {
         let (verdict, news) = self.retention.judge(retained);
         if let Some(news) = news {
-            tracing::warn!(event = "retained_wal_grown", slot = %self.shared.process.config.source.slot, "{news}");
+            let metrics = &self.shared.process.telemetry.metrics;
+            let oldest_transaction_pid = metrics.oldest_transaction_pid.get();
+            let oldest_transaction_seconds = metrics.oldest_transaction_seconds.get();
+            tracing::warn!(event = "retained_wal_grown", slot = %self.shared.process.config.source.slot,
+                oldest_transaction_pid, oldest_transaction_seconds, fix = HELD_BACK, "{news}");
         }
         self.shared.process.telemetry.health.over_budget(match verdict {
             Verdict::Over { retained, max } => Some((retained, max)),

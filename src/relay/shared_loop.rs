@@ -33,6 +33,7 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, ControlEnd, OldTransaction};
+use crate::telemetry::health::STALLED_FIX;
 use crate::telemetry::{Flow, Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::CLASSES;
@@ -254,7 +255,12 @@ impl<'a> SharedLoop<'a> {
             self.next_flows = now + FLOWS_INTERVAL;
             telemetry.flows.send_replace(flows(publisher));
         }
-        telemetry.health.report(!publisher.is_drained(), counts.acked > before.acked || confirmed);
+        let progressed = counts.acked > before.acked || confirmed;
+        if let Some(stalled) = telemetry.health.report(!publisher.is_drained(), progressed) {
+            let (slot, error) = (&self.process.config.source.slot, Error::new(Kind::KafkaUnreachable, stalled));
+            tracing::warn!(event = "stalled", %slot, %error, fix = STALLED_FIX, "Kafka answers, and acks nothing");
+            telemetry.failed(&error.remedy(STALLED_FIX));
+        }
         let now_us = now_us();
         for committed_at_us in publisher.ledger.take_finished() {
             metrics.observe_commit_to_ack(committed_at_us, now_us);

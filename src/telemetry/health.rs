@@ -72,6 +72,14 @@ impl NotReady {
     }
 }
 
+/// The remedy for [`NotReady::Stalled`].
+pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers, and whether each partition has a leader: \
+     kafka-topics --describe --unavailable-partitions";
+
+/// The remedy for [`NotReady::OverBudget`].
+pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else mend what keeps events from Kafka: \
+     docs/explanation/retained-wal.md";
+
 impl fmt::Display for NotReady {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -83,7 +91,7 @@ impl fmt::Display for NotReady {
             }
             NotReady::OverBudget(retained, max) => {
                 let (kept, may) = (human_bytes(*retained), human_bytes(*max));
-                write!(f, "the slot keeps {kept} of log, and may keep {may}")
+                write!(f, "the slot retains {kept} of WAL, and its limit is {may}")
             }
             NotReady::TopicRefused(topic) => write!(
                 f,
@@ -188,9 +196,14 @@ impl HealthHandle {
     /// A report of the relay's loop: whether there is work, and whether there was an ack or a confirmed LSN since the
     /// last.
     ///
-    /// Call it at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
-    pub fn report(&self, something_to_do: bool, progressed: bool) {
-        self.health().report(Instant::now(), something_to_do, progressed);
+    /// Call it at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall. Gives
+    /// [`NotReady::Stalled`] where the relay was not stalled at the last report.
+    pub fn report(&self, something_to_do: bool, progressed: bool) -> Option<NotReady> {
+        let (mut health, now) = (self.health(), Instant::now());
+        let stalled = |reason: &NotReady| matches!(reason, NotReady::Stalled(_));
+        let was_stalled = health.heard_at.and_then(|at| health.not_ready(at)).as_ref().is_some_and(stalled);
+        health.report(now, something_to_do, progressed);
+        health.not_ready(now).filter(|reason| !was_stalled && stalled(reason))
     }
 
     /// An end was connected or lost.

@@ -16,6 +16,7 @@ use crate::sink::kafka::faults::may_not_read;
 use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::state::kafka::{judge, refused};
+use crate::telemetry::health::STALLED_FIX;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -130,6 +131,11 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
     let [partitions, replicas] =
         [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
     report.ok("topic", name, format!("{partitions}, {replicas} each"));
+    if found.leaderless > 0 {
+        let text =
+            format!("{} of {partitions} without a leader: a broker is away, or its disk failed", found.leaderless);
+        report.wrong("topic", name, &Error::new(Kind::KafkaUnreachable, text).remedy(STALLED_FIX));
+    }
     if of == Purpose::Position
         && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())
     {

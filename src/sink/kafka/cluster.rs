@@ -41,6 +41,8 @@ pub(crate) enum Topic {
 #[derive(Debug, Default)]
 pub(crate) struct Description {
     pub partitions: usize,
+    /// Partitions without a leader: they take no record.
+    pub leaderless: usize,
     /// Replicas of the first partition.
     pub replicas: usize,
     /// Whether this client may read the topic, and write to it. Brokers before 2.3 do not tell.
@@ -212,6 +214,8 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
             if partitions > 0 {
                 bindings::rd_kafka_TopicPartitionInfo_replicas(*first, &raw mut replicas);
             }
+            let leader = |number| bindings::rd_kafka_TopicPartitionInfo_leader(*first.add(number));
+            let leaderless = (0..partitions).filter(|number| leader(*number).is_null()).count();
             let allowed = bindings::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut operations);
             // As numbers: a newer librdkafka may know operations that the bindings do not.
             let allowed = allowed.cast::<u32>();
@@ -220,7 +224,7 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
             };
             let may_read = may(Operation::RD_KAFKA_ACL_OPERATION_READ);
             let may_write = may(Operation::RD_KAFKA_ACL_OPERATION_WRITE);
-            Ok(Description { partitions, replicas, may_read, may_write, ..Description::default() })
+            Ok(Description { partitions, leaderless, replicas, may_read, may_write, ..Description::default() })
         };
         Ok((0..count).map(answer).collect())
     }
