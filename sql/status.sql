@@ -23,6 +23,8 @@ from (
             -- One query cannot measure the lag of a running relay: flush_lag does not change while the relay confirms nothing.
             when not s.active then extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)
         end::float8 as lag_seconds,
+        case when not s.active then extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz) end::float8
+            as inactive_seconds,
         extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
         s.wal_status as wal_status,
         s.safe_wal_size as safe_wal_bytes,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::error::SqlState;
 
-use crate::cli::sql::Session;
+use crate::cli::sql::{ClockDifference, Session};
 use crate::cli::status;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{OutboxConfig, SlotName, SourceConfig};
@@ -190,7 +190,23 @@ impl SlotWatch {
         }
         self.session = None;
         metrics.set_slot(&SlotState::default());
+        metrics.clock_difference_seconds.set(None);
         self.counts.iter().for_each(|count| count.set_unknown(metrics));
+    }
+
+    /// Reports clocks that differ once, until they agree again.
+    fn judge_clock(&self, difference: ClockDifference) {
+        let known = &self.telemetry.metrics.clock_difference_seconds;
+        let before =
+            ClockDifference { ahead_us: known.value().map_or(0, |seconds| (seconds * 1e6) as i64), open_us: 0 };
+        if let Some(fault) = difference.fault()
+            && before.fault().is_none()
+        {
+            self.telemetry.failed(&fault);
+            tracing::warn!(event = "clocks_differ", slot = %self.source.slot, error = %fault, fix = fault.what_to_do(),
+                "lag in seconds is wrong");
+        }
+        known.set(Some(difference.ahead_us as f64 / 1e6));
     }
 
     async fn look(&mut self) -> Result<()> {
@@ -207,6 +223,7 @@ impl SlotWatch {
         let report = status::look(&session, slot).await?;
         metrics.set_slot(&report.slot_state());
         self.telemetry.stand_by_pids.send_replace(report.stand_by_pids());
+        self.judge_clock(ClockDifference::read(&session).await?);
         for count in &mut self.counts {
             let began = Instant::now();
             if count.due > began {

@@ -1,9 +1,12 @@
 //! SQL for the commands: a session, templates that take names, and ranges of times. Every name is quoted (P11).
 
+use std::fmt;
+
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{Client, Row, SimpleQueryMessage};
 
+use crate::clock::now_us;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
 use crate::conninfo::ConnInfo;
@@ -53,6 +56,43 @@ impl Session {
 
     pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
         self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    }
+}
+
+/// How far the clock of a server is ahead of that of this host, in microseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClockDifference {
+    pub ahead_us: i64,
+    /// What the time of the question leaves open.
+    pub open_us: i64,
+}
+
+impl ClockDifference {
+    /// The greatest difference that is no fault, beside what the measurement leaves open.
+    const TOLERANCE_US: i64 = 2_000_000;
+
+    pub(crate) async fn read(session: &Session) -> Result<ClockDifference> {
+        const SQL: &str = "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::int8 as now_us";
+        let before_us = now_us();
+        let row = session.row("asking for the time", SQL, &[]).await?;
+        let open_us = (now_us() - before_us) / 2;
+        let server_us: i64 = column(&row.ok_or_else(|| Error::new(Kind::Bug, "the server has no time"))?, "now_us")?;
+        Ok(ClockDifference { ahead_us: server_us - before_us - open_us, open_us })
+    }
+
+    /// The fault where the clocks differ too much.
+    pub(crate) fn fault(&self) -> Option<Error> {
+        (self.ahead_us.abs() - self.open_us > Self::TOLERANCE_US).then(|| {
+            Error::new(Kind::Prerequisite, format!("{self}: lag in seconds is wrong by as much"))
+                .remedy("set both hosts by NTP, on Linux: timedatectl set-ntp true")
+        })
+    }
+}
+
+impl fmt::Display for ClockDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = if self.ahead_us > 0 { "ahead of" } else { "behind" };
+        write!(f, "the clock of Postgres is {} ms {way} that of this host", self.ahead_us.abs() / 1_000)
     }
 }
 
@@ -245,6 +285,16 @@ mod tests {
         "#);
         let quote = fill(DROP_SLOT, &[("slot", Value::Text("a'); drop table x; --"))]).unwrap();
         assert_eq!(quote, "select pg_catalog.pg_drop_replication_slot('a''); drop table x; --');");
+    }
+
+    #[test]
+    fn clocks_that_differ_by_more_than_the_measurement_leaves_open_are_a_fault() {
+        let fault = |ahead_us, open_us| ClockDifference { ahead_us, open_us }.fault().map(|fault| fault.to_string());
+        assert_eq!(fault(-1_500, 900), None);
+        assert_eq!(fault(7_000_000, 5_000_000), None);
+        let found = fault(7_000_000, 1_000_000).unwrap();
+        assert!(found.starts_with("the clock of Postgres is 7000 ms ahead of that of this host: lag"), "{found}");
+        assert!(fault(-7_000_000, 1_000_000).unwrap().contains("7000 ms behind"));
     }
 
     #[test]

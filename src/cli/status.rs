@@ -241,6 +241,8 @@ struct Wal {
     /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from Postgres 17 on. Else
     /// the least time for which the oldest unconfirmed WAL has waited, counted from the first look that saw it.
     lag_seconds: Option<f64>,
+    /// The time since a relay last streamed from the slot, from Postgres 17 on.
+    inactive_seconds: Option<f64>,
     /// The time since the relay's last status update.
     reply_age_seconds: Option<f64>,
     /// `reserved`, `extended`, `unreserved` or `lost`.
@@ -260,6 +262,8 @@ impl Report {
             active: self.relay.table_reader_pid.is_none().then_some(self.relay.active),
             wal_status: self.wal.wal_status.as_deref(),
             safe_wal_bytes: self.wal.safe_wal_bytes,
+            inactive_seconds: self.wal.inactive_seconds,
+            invalidated: self.wal.invalidation_reason.as_deref(),
             confirmed_lsn: self.wal.confirmed_lsn,
             restart_lsn: self.wal.restart_lsn,
             wal_end: self.wal.current_lsn,
@@ -664,7 +668,7 @@ mod tests {
         let json = json_line(&report(json!({}))).unwrap();
         let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
              stand_by_pids guarantee parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
-             retained_bytes lag_bytes lag_seconds reply_age_seconds wal_status safe_wal_bytes \
+             retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();
         let places: Vec<_> = keys.iter().map(|key| json.find(&format!("\"{key}\":")).unwrap()).collect();

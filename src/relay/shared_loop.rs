@@ -253,7 +253,9 @@ impl<'a> SharedLoop<'a> {
         metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
         if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
             self.next_flows = now + FLOWS_INTERVAL;
-            telemetry.flows.send_replace(flows(publisher));
+            let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
+            let flows = topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events });
+            telemetry.flows.send_replace(flows.collect());
         }
         let progressed = counts.acked > before.acked || confirmed;
         if let Some(stalled) = telemetry.health.report(!publisher.is_drained(), progressed) {
@@ -261,20 +263,14 @@ impl<'a> SharedLoop<'a> {
             tracing::warn!(event = "stalled", %slot, %error, fix = STALLED_FIX, "Kafka answers, and acks nothing");
             telemetry.failed(&error.remedy(STALLED_FIX));
         }
+        for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
+            metrics.outbox_events(&outbox.source.to_string(), std::mem::take(&mut router.events));
+        }
         let now_us = now_us();
         for committed_at_us in publisher.ledger.take_finished() {
             metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
-}
-
-/// The events of each outbox, and of the busiest topics.
-fn flows(publisher: &Publisher<AnySink>) -> Vec<Flow> {
-    let outboxes = publisher.setup.outboxes.iter().zip(&publisher.routers);
-    let outboxes =
-        outboxes.map(|(outbox, router)| Flow { name: format!("Outbox {}", outbox.source), events: router.events });
-    let topics = publisher.sink.busiest_topics(TOPICS_MAX).into_iter();
-    outboxes.chain(topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events })).collect()
 }
 
 /// Adds what was counted since `before` to the metrics.

@@ -160,6 +160,7 @@ impl<'a> TableLoop<'a> {
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
         self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
+        let began = Instant::now();
         let mut scan = Scan {
             rows: reader.rows(sql).await?,
             polled,
@@ -193,6 +194,7 @@ impl<'a> TableLoop<'a> {
         if read.as_ref().is_ok_and(|read| *read == Read::All) {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
+            self.shared.process.telemetry.metrics.table_scan_seconds.observe(began.elapsed().as_secs_f64());
         }
         self.report(Instant::now());
         read

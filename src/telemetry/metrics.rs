@@ -40,6 +40,9 @@ const SECONDS: [f64; 17] =
 /// Instead of a commit time: all events are acked.
 const NO_COMMIT_TIME: i64 = i64::MIN;
 
+/// The values of `invalidation_reason`.
+const INVALIDATIONS: [&str; 4] = ["wal_removed", "rows_removed", "wal_level_insufficient", "idle_timeout"];
+
 /// The values of `wal_status`.
 const WAL_STATUSES: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
@@ -82,6 +85,9 @@ metrics! {
     slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
     slot_wal_status: ByLabel<&'static str, Gauge> = by_wal_status, "1 for the slot's wal_status";
     slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
+    slot_inactive_seconds: OptionalGauge = of_slot, "How long no relay has streamed from the slot";
+    slot_invalidated: ByLabel<&'static str, Gauge> = by_invalidation, "1 for the reason for which the slot is lost";
+    pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock is ahead of this host's";
     pub(crate) waiting_events: Gauge = of_slot, "Events that are parked now";
     oldest_parked_seconds: OptionalGauge = of_slot, "How long the oldest parked event has been parked";
     unpublished_rows: ByLabel<String, Gauge> = of_slot, "Rows that are pending, up to a limit";
@@ -118,7 +124,10 @@ metrics! {
     transaction_commit_seconds: Histogram = in_seconds, "Time a commit in Kafka takes";
     pub(crate) catalog_checks: Counter = plain, "Checks of publication, table and slot while running";
     pub(super) standing_by: Gauge = plain, "1 while another relay is at work";
+    take_overs: Counter = plain, "Times this relay had stood by and went to work";
     pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
+    pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the ack of its last row";
+    outbox_events: ByLabel<String, Counter> = plain, "Events of each outbox that were routed";
     pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
     commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
@@ -144,6 +153,10 @@ pub struct SlotState<'a> {
     pub wal_status: Option<&'a str>,
     /// Bytes that can still be written before the slot may be lost.
     pub safe_wal_bytes: Option<i64>,
+    /// The time without a relay, from Postgres 17 on.
+    pub inactive_seconds: Option<f64>,
+    /// `pg_replication_slots.invalidation_reason`.
+    pub invalidated: Option<&'a str>,
     /// The slot's confirmed LSN.
     pub confirmed_lsn: Option<Lsn>,
     /// The slot's restart LSN.
@@ -177,7 +190,7 @@ impl OptionalGauge {
         self.0.store(value.unwrap_or(f64::NAN).to_bits(), Ordering::Relaxed);
     }
 
-    fn value(&self) -> Option<f64> {
+    pub(crate) fn value(&self) -> Option<f64> {
         Some(f64::from_bits(self.0.load(Ordering::Relaxed))).filter(|value| !value.is_nan())
     }
 }
@@ -262,6 +275,10 @@ impl Registering {
 
     fn by_wal_status(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
         with_all(self.of_slot(name, help), STATUS, &WAL_STATUSES)
+    }
+
+    fn by_invalidation(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
+        with_all(self.of_slot(name, help), REASON, &INVALIDATIONS)
     }
 
     fn plain<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
@@ -372,6 +389,8 @@ impl Metrics {
         let (lsn, one) = (Lsn::new(1), Some(1));
         let state = SlotState {
             safe_wal_bytes: one,
+            inactive_seconds: Some(1.0),
+            invalidated: Some("wal_removed"),
             active: Some(true),
             wal_status: Some("reserved"),
             confirmed_lsn: Some(lsn),
@@ -382,6 +401,8 @@ impl Metrics {
         metrics.set_parked(one, Some(1.0));
         metrics.received_lsn.set(lsn);
         metrics.stored_lsn.set(lsn);
+        metrics.clock_difference_seconds.set(Some(1.0));
+        metrics.outbox_events("", 1);
         metrics.set_rows(Rows::Unpublished, "", one);
         metrics.set_rows(Rows::Failed, "", one);
         metrics.relay_info.get_or_create(&Vec::new()).set(1);
@@ -440,6 +461,10 @@ impl Metrics {
             self.slot_wal_status.get_or_create(&[(STATUS, status)]).set((state.wal_status == Some(status)).into());
         }
         self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
+        self.slot_inactive_seconds.set(state.inactive_seconds);
+        for reason in INVALIDATIONS {
+            self.slot_invalidated.get_or_create(&[(REASON, reason)]).set((state.invalidated == Some(reason)).into());
+        }
         if !self.is_streaming() {
             self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
             self.slot_restart_lsn.set(state.restart_lsn.unwrap_or_default());
@@ -459,6 +484,18 @@ impl Metrics {
     /// Whether this process streams from the slot.
     pub(crate) fn is_streaming(&self) -> bool {
         self.received_lsn.bytes().is_some()
+    }
+
+    /// Counts routed events of an outbox.
+    pub(crate) fn outbox_events(&self, outbox: &str, events: u64) {
+        self.outbox_events.get_or_create(&[(OUTBOX, outbox.to_owned())]).inc_by(events);
+    }
+
+    /// Takes in whether another relay is at work. A relay that stood by before tries to take over.
+    pub(super) fn set_standing_by(&self, stands_by: bool) {
+        if self.standing_by.set(stands_by.into()) == 1 && !stands_by {
+            self.take_overs.inc();
+        }
     }
 
     /// A session ended: nobody measures what it measured.

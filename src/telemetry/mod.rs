@@ -100,7 +100,7 @@ impl IntakeClosed {
     }
 }
 
-/// The events of an outbox or a topic. A new producer, or a new reader of a table, counts from 0.
+/// The events of a topic. A new producer counts from 0.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow {
     /// Such as `Topic orders`.
@@ -117,7 +117,7 @@ pub struct Telemetry {
     pub health: HealthHandle,
     /// The last errors.
     pub(crate) failures: Failures,
-    /// The events of each outbox and of the busiest topics, for the status page.
+    /// The events of the busiest topics, for the status page.
     pub(crate) flows: watch::Sender<Vec<Flow>>,
     /// The server processes of relays that stand by, as far as the role may see them, for the status page.
     pub(crate) stand_by_pids: watch::Sender<Vec<i32>>,
@@ -155,7 +155,7 @@ impl Telemetry {
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
-        self.metrics.standing_by.set(i64::from(holder.is_some()));
+        self.metrics.set_standing_by(holder.is_some());
         if holder.is_some() {
             self.metrics.stands_by();
         }

@@ -8,12 +8,11 @@ use super::Report;
 use crate::cli::check::{LIMIT, Sampled, upkeep};
 use crate::cli::output::counted;
 use crate::cli::setup::plan::without_transaction;
-use crate::cli::sql::{Session, column};
+use crate::cli::sql::{ClockDifference, Session};
 use crate::cli::status::NO_RELAY;
-use crate::clock::now_us;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, OutboxConfig};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::error::{NextCommand, Remedy, Result};
 use crate::poll::table_facts;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
@@ -27,8 +26,6 @@ use crate::state;
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
 const TOPICS_MAX: usize = 100;
-/// The greatest difference of two clocks that is no warning, beside what the measurement leaves open.
-const CLOCK_TOLERANCE_US: i64 = 2_000_000;
 
 /// What Postgres says about Kafka.
 #[derive(Debug, Default)]
@@ -88,8 +85,11 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         Some(_) => report.judged("server", "", judge_server(&facts.server), ""),
         None => streamed(report, &named, &facts),
     }
-    match clock(&session).await {
-        Ok((ahead_us, open_us)) => judge_clock(report, ahead_us, open_us),
+    match ClockDifference::read(&session).await {
+        Ok(difference) => match difference.fault() {
+            None => report.ok("clock", "", difference),
+            Some(fault) => report.risk("clock", "", &fault),
+        },
         Err(error) => report.wrong("clock", "", &error),
     }
     for outbox in &named.outboxes {
@@ -242,42 +242,4 @@ async fn largest(session: &Session, sampled: &Sampled<'_>) -> Result<Vec<Vec<Opt
         rows => rows,
     };
     rows.map_err(|error| fault::sql(While::Querying(DOING), &error))
-}
-
-/// How far the clock of Postgres is ahead of that of this host, and how much the time of the question leaves open.
-async fn clock(session: &Session) -> Result<(i64, i64)> {
-    const SQL: &str = "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::int8 as now_us";
-    let before_us = now_us();
-    let row = session.row("asking for the time", SQL, &[]).await?;
-    let open_us = (now_us() - before_us) / 2;
-    let server_us: i64 = column(&row.ok_or_else(|| Error::new(Kind::Bug, "the server has no time"))?, "now_us")?;
-    Ok((server_us - before_us - open_us, open_us))
-}
-
-fn judge_clock(report: &mut Report<'_>, ahead_us: i64, open_us: i64) {
-    let way = if ahead_us > 0 { "ahead of" } else { "behind" };
-    let found = format!("the clock of Postgres is {} ms {way} that of this host", ahead_us.abs() / 1_000);
-    if ahead_us.abs() - open_us <= CLOCK_TOLERANCE_US {
-        return report.ok("clock", "", found);
-    }
-    let fix = Remedy::from("set both hosts by NTP, on Linux: timedatectl set-ntp true");
-    report.warning("clock", "", format!("{found}: lag in seconds is wrong by as much"), Some(fix));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clocks_that_differ_by_more_than_the_measurement_leaves_open_are_a_warning() {
-        let state = |ahead_us, open_us| {
-            let mut report = Report { complete: &|next| next, checks: Vec::new() };
-            judge_clock(&mut report, ahead_us, open_us);
-            (report.verdict().is_ok(), report.checks[0].found.clone())
-        };
-        assert_eq!(state(-1_500, 900), (true, "the clock of Postgres is 1 ms behind that of this host".to_owned()));
-        assert!(state(7_000_000, 5_000_000).0);
-        let (is_ok, found) = state(7_000_000, 1_000_000);
-        assert!(!is_ok && found.starts_with("the clock of Postgres is 7000 ms ahead of that of this host: lag"));
-    }
 }

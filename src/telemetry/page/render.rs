@@ -177,6 +177,9 @@ fn rates(now: &Snapshot) -> Markup {
             @for (what, sample, by_second, shown) in totals {
                 tr { td { (what) } td .number { (rate(now, sample, by_second)) } td .number { (figure(now, sample, shown)) } }
             }
+            @for (outbox, sample) in now.figures.by_label("walrelay_outbox_events_total", "outbox") {
+                tr { td { "Outbox " (outbox) } td .number { (rate(now, sample, per_second)) } td .number { (figure(now, sample, count)) } }
+            }
             @for flow in &now.flows { tr { td { (flow) } td .number { (rate(now, flow, per_second)) } td {} } }
         }
     }
