@@ -67,8 +67,8 @@ async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) 
     pipeline.publisher.ledger.take_finished();
 }
 
-#[test]
-fn an_event_costs_as_many_allocations_as_it_did() {
+/// The allocations of an event of this outbox, in hundredths. OpenTelemetry is off.
+fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic("outbox.event.order", 6, 1).unwrap();
     let kafka = KafkaConfig {
@@ -80,7 +80,7 @@ fn an_event_costs_as_many_allocations_as_it_did() {
     };
     let setup = Setup {
         slot: "counted".parse().unwrap(),
-        outboxes: vec![OutboxConfig::default()],
+        outboxes: vec![outbox],
         limits: Limits { events: kafka.max_in_flight_events, bytes: kafka.max_in_flight_bytes, each: 0 },
         delivery: DeliveryConfig::default(),
     };
@@ -102,7 +102,12 @@ fn an_event_costs_as_many_allocations_as_it_did() {
         let messages = stream.next(TRANSACTIONS);
         allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages))).count_total
     });
-    let hundredths = counted.min().unwrap() * 100 / (TRANSACTIONS * PER_TRANSACTION);
+    counted.min().unwrap() * 100 / (TRANSACTIONS * PER_TRANSACTION)
+}
+
+#[test]
+fn an_event_costs_as_many_allocations_as_it_did() {
+    let hundredths = hundredths_per_event(OutboxConfig::default());
     assert!(
         hundredths.abs_diff(HUNDREDTHS_PER_EVENT) <= SLACK,
         "an event costs {}.{:02} allocations, and {}.{:02} are committed in tests/allocations.rs",
@@ -111,4 +116,16 @@ fn an_event_costs_as_many_allocations_as_it_did() {
         HUNDREDTHS_PER_EVENT / 100,
         HUNDREDTHS_PER_EVENT % 100,
     );
+}
+
+#[test]
+fn a_trace_context_costs_what_another_header_costs_without_a_collector() {
+    let with_header = |name: &str| {
+        let mut outbox = OutboxConfig::default();
+        let context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        outbox.route.headers.push((name.to_owned(), context.parse().unwrap()));
+        hundredths_per_event(outbox)
+    };
+    let (trace, other) = (with_header("traceparent"), with_header("tracestates"));
+    assert!(trace.abs_diff(other) <= SLACK, "{trace} and {other} hundredths");
 }

@@ -1,10 +1,14 @@
 //! docs/how-to/runbook.md: page, doctor, log and metrics each name an outage and its remedy.
 
+use std::path::Path;
+use std::time::Duration;
+
 use super::doctor::Checks;
-use crate::support::relay::{EXIT, Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
 use crate::support::wait::{LIMIT, eventually};
+use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// What has to name an outage, and with which words.
@@ -180,4 +184,151 @@ fn a_record_that_is_too_large_is_named() {
             },
         },
     );
+}
+
+#[test]
+#[ignore = "long: the causes are those of other tests, seen from every side"]
+fn wal_that_an_open_transaction_retains_is_named() {
+    let postgres = Postgres::private(15, &[("max_slot_wal_keep_size", "64MB")]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let limited = |command: RelayCommand| command.option("--max-retained-bytes", "8MiB");
+    let mut relay = limited(world.run()).start();
+    relay.wait_ready();
+    let (sql, open) = (world.sql(), world.sql());
+    // A transaction without a record in the WAL holds nothing back.
+    open.run("begin; insert into noise values (0, '')");
+    // Short enough that Postgres does not compress them.
+    sql.run("insert into noise select n, repeat('x', 1000) from generate_series(1, 50000) n");
+    let holder = format!("\"oldest_transaction_pid\":{}", open.number("select pg_backend_pid()"));
+    let signs = Signs {
+        alert: "WalrelayNotReady",
+        sample: "walrelay_not_ready{reason=\"over_budget\"}",
+        is_alert: is_one,
+        page: &[
+            "Not ready: the slot retains",
+            "and its limit is 8.0 MiB",
+            "end a transaction that has been open for long",
+        ],
+        log: &["retained_wal_grown", &holder, "end a transaction that has been open for long"],
+        check: Check {
+            name: "wal-retention",
+            state: "warning",
+            found: "and its limit is 8.0 MiB",
+            fix: "see what holds the slot back: walrelay status",
+        },
+    };
+    assert_named(&relay, &limited(doctor(&world)), &signs);
+    assert_alert(&relay, "WalrelaySlotNearlyLost", "walrelay_slot_safe_wal_bytes", |safe| {
+        safe < 40.0 * 1024.0 * 1024.0
+    });
+    assert!(relay.metric("walrelay_slot_safe_wal_bytes") < relay.metric("walrelay_retained_wal_bytes"));
+    Checks::of(&doctor(&world)).has("wal-retention", "warning", "MB are left", "max_slot_wal_keep_size");
+    open.run("commit");
+    eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
+}
+
+/// The relay of a role ends with code 11. Log and doctor name the missing right and its remedy, and the exporter's metric
+/// fires the alert.
+#[track_caller]
+fn assert_right_named(world: &World, relay: &mut Relay, doctor: &RelayCommand, check: &Check) {
+    assert_eq!(relay.wait_exit(EXIT), Some(11), "{}", relay.log());
+    let log = relay.log();
+    assert!(last_words(&log).1.contains(check.fix), "{log}");
+    check.is_made_by(doctor);
+    let exporter = world.command("exporter").start();
+    assert_alert(&exporter, "WalrelayNobodyStreams", "walrelay_slot_active", |value| value == 0.0);
+}
+
+#[test]
+#[ignore = "long: the causes are those of other tests, seen from every side"]
+fn revoked_rights_are_named() {
+    let world = World::new();
+    let (sql, role) = (world.sql(), format!("{}_relay", world.name));
+    sql.run(&format!(
+        "alter table outbox add sent boolean not null default false; create role {role} login replication;
+         grant select, update on outbox to {role}"
+    ));
+    let url = Postgres::shared().url_as(&role, &world.name);
+    let of_role = |command: RelayCommand| {
+        command.option("--database-url", &url).config_file("[outbox]\nmark = \"sent = true\"\npending = \"not sent\"\n")
+    };
+    let (run, doctor) = (of_role(world.run()), of_role(doctor(&world)));
+    let mut relay = run.start();
+    relay.wait_ready();
+    world.emit(&sql, "a");
+    let sent = || sql.number("select count(*) from outbox where sent");
+    eventually("the row is marked", ARRIVAL, sent, |sent| *sent == 1);
+
+    sql.run(&format!("revoke update on outbox from {role}"));
+    world.emit(&sql, "a");
+    let check = Check { name: "upkeep", state: "wrong", found: "outbox", fix: "grant update" };
+    assert_right_named(&world, &mut relay, &doctor, &check);
+
+    sql.run(&format!("grant update on outbox to {role}"));
+    let mut relay = run.start();
+    relay.wait_ready();
+    sql.run(&format!("alter role {role} noreplication; select pg_terminate_backend({}::int)", world.walsender()));
+    let fix = format!("alter role \"{role}\" replication");
+    let check = Check { name: "role", state: "wrong", found: "may not use replication slots", fix: &fix };
+    assert_right_named(&world, &mut relay, &doctor, &check);
+    sql.run(&format!("drop owned by {role}; drop role {role}"));
+}
+
+#[test]
+#[ignore = "long: the causes are those of other tests, seen from every side"]
+fn a_full_disk_of_a_broker_is_named() {
+    let kafka = Kafka::on_small_disk();
+    let world = World::on(Postgres::shared(), kafka.brokers()).with_kinds(1);
+    let mut relay = world.run().config_file("[http]\nready_within = \"5s\"\n").start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
+    eventually("the disk is full", ARRIVAL, || kafka.log().contains("No space left on device"), |full| *full);
+    writers.stop();
+    assert_named(
+        &relay,
+        &doctor(&world),
+        &Signs {
+            alert: "WalrelayNotReady",
+            sample: "walrelay_not_ready{reason=\"stalled\"}",
+            is_alert: is_one,
+            page: &["Not ready: events are in flight and none was acked", "see the logs and the disks of the brokers"],
+            log: &["\"event\":\"stalled\"", "see the logs and the disks of the brokers"],
+            check: Check {
+                name: "topic",
+                state: "wrong",
+                found: "without a leader: a broker is away, or its disk failed",
+                fix: "kafka-topics --bootstrap-server",
+            },
+        },
+    );
+}
+
+#[test]
+#[ignore = "long: the causes are those of other tests, seen from every side"]
+fn a_clock_that_is_off_is_named() {
+    let libraries = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let library = libraries.map(|folder| format!("{folder}/faketime/libfaketimeMT.so.1"));
+    let library = library.iter().find(|path| Path::new(path).exists()).expect("libfaketime: install the package");
+    let world = World::new();
+    let an_hour_ahead = |command: RelayCommand| {
+        command
+            .variable("LD_PRELOAD", library)
+            .variable("FAKETIME", "+1h")
+            .variable("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    };
+    let mut relay = an_hour_ahead(world.run()).start();
+    relay.wait_ready();
+    assert_named(
+        &relay,
+        &an_hour_ahead(doctor(&world)),
+        &Signs {
+            alert: "WalrelayClocksDiffer",
+            sample: "walrelay_clock_difference_seconds",
+            is_alert: |seconds| (-3_660.0..-3_540.0).contains(&seconds),
+            page: &["behind that of this host: lag in seconds is wrong by as much", "set both hosts by NTP"],
+            log: &["clocks_differ", "behind that of this host", "set both hosts by NTP"],
+            check: Check { name: "clock", state: "warning", found: "behind that of this host", fix: "NTP" },
+        },
+    );
+    assert_eq!(relay.log().matches("clocks_differ").count(), 1);
 }

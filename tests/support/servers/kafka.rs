@@ -118,6 +118,15 @@ impl Kafka {
         Kafka::configured(10 * SESSION_MS, &[], "")
     }
 
+    /// A broker of the test's own with two log directories, of which one is a file system of a few MiB. Partitions of a
+    /// topic are spread over both.
+    #[track_caller]
+    pub(crate) fn on_small_disk() -> Kafka {
+        // Without an entry in the index of a segment, the log of a partition fills the disk, and not its index.
+        let lines = format!("log.dirs=log,{SMALL_DISK}\nmetadata.log.dir=log\nlog.index.interval.bytes=100000000\n");
+        Kafka::configured(SESSION_MS, &[], &lines)
+    }
+
     /// A cluster of two brokers: partitions of the second one can stall while the others work. A frozen second broker
     /// stays leader, because its session outlasts any test. For the same reason neither can be restarted.
     #[track_caller]
@@ -276,13 +285,30 @@ fn java(options: &[&str]) -> Command {
     command
 }
 
+/// The folder of a small disk, in the directory of its broker.
+const SMALL_DISK: &str = "small-disk";
+
+/// `broker` with a file system of its own at [`SMALL_DISK`], which ends with the process.
+fn mounted(broker: &Command) -> Command {
+    let script = format!(
+        "mkdir -p {SMALL_DISK} && mount -t tmpfs -o size=6m small {SMALL_DISK} &&
+         grep -v directory.id log/meta.properties >{SMALL_DISK}/meta.properties && exec \"$@\""
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"]);
+    command.arg(broker.get_program()).args(broker.get_args());
+    command
+}
+
 /// The log of a broker, in its directory.
 pub(super) const LOG: &str = "server.log";
 
 /// Starts a broker with this Java option and the `server.properties` of its directory. Does not wait.
 pub(super) fn launch(option: &str, directory: &Path) -> Process {
-    let mut command = java(&[option]);
-    command.arg("kafka.Kafka").arg(directory.join("server.properties")).current_dir(directory);
+    let (mut broker, properties) = (java(&[option]), directory.join("server.properties"));
+    broker.arg("kafka.Kafka").arg(&properties);
+    let mut command = if text_of(&properties).contains(SMALL_DISK) { mounted(&broker) } else { broker };
+    command.current_dir(directory);
     Process::start("kafka", command, &directory.join(LOG))
 }
 
