@@ -1,19 +1,25 @@
 //! The batches of a publisher, while there is a collector to tell of them. No I/O.
 //!
 //! A batch is the events that are enqueued from one store of the position to the next; with exactly-once, a Kafka
-//! transaction. A batch ends when its last event is confirmed, or stored where rows come from a table.
+//! transaction. A batch ends when its last event is confirmed, or stored where rows come from a table. Its span is the root
+//! of a trace of its own, with links to the traces of its events.
 
 use std::collections::VecDeque;
 
-use crate::clock::now_us;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+
 use crate::error::Error;
 use crate::event::Place;
 use crate::ledger::Ticket;
 use crate::position::Lsn;
-use crate::telemetry::otel::span::{BatchSpan, Spans, TraceContext};
+use crate::telemetry::otel::span::{Spans, TraceContext, event, failure};
+use crate::telemetry::otel::value::{integer, now, text};
 
 /// Batches that wait for their end. While there are so many, the newest one grows: a large transaction is confirmed late.
 const SEALED_MAX: usize = 32;
+/// Links of one span, as many as OpenTelemetry's own programs send.
+const LINKS_MAX: usize = 128;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -27,9 +33,62 @@ pub(super) struct Batches {
 
 #[derive(Debug)]
 struct Batch {
-    span: BatchSpan,
+    /// Has an event once all its records are acked.
+    span: Span,
     first: Ticket,
     last: Ticket,
+    /// Commit LSNs of its first and last event.
+    first_lsn: Lsn,
+    last_lsn: Lsn,
+    /// Its records, and the bytes of their keys, values and headers.
+    events: u64,
+    bytes: u64,
+    /// Failed deliveries of its events.
+    failed: u64,
+}
+
+impl Batch {
+    fn beginning(ticket: Ticket, lsn: Lsn) -> Batch {
+        let span = Span {
+            // They stay the same where the span is sent twice.
+            trace_id: fastrand::u128(1..).to_be_bytes().into(),
+            span_id: fastrand::u64(1..).to_be_bytes().into(),
+            kind: SpanKind::Producer.into(),
+            start_time_unix_nano: now(),
+            ..Span::default()
+        };
+        Batch { span, first: ticket, last: ticket, first_lsn: lsn, last_lsn: lsn, events: 0, bytes: 0, failed: 0 }
+    }
+
+    /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
+    fn link(&mut self, trace: TraceContext) {
+        let span = &mut self.span;
+        if span.links.len() >= LINKS_MAX {
+            span.dropped_links_count = span.dropped_links_count.saturating_add(1);
+            return;
+        }
+        let link = trace.link();
+        if !span.links.contains(&link) {
+            span.links.push(link);
+        }
+    }
+
+    fn is_acked(&self) -> bool {
+        !self.span.events.is_empty()
+    }
+
+    /// The span, which ends now.
+    fn ended(self, slot: &str) -> Span {
+        let attributes = vec![
+            text("walrelay.slot", slot),
+            integer("walrelay.events", self.events),
+            integer("walrelay.bytes", self.bytes),
+            integer("walrelay.failed_events", self.failed),
+            text("walrelay.first_lsn", self.first_lsn.to_string()),
+            text("walrelay.last_lsn", self.last_lsn.to_string()),
+        ];
+        Span { name: format!("deliver {slot}"), end_time_unix_nano: now(), attributes, ..self.span }
+    }
 }
 
 impl Batches {
@@ -39,19 +98,18 @@ impl Batches {
 
     /// The record of this event was enqueued.
     pub(super) fn enqueued(&mut self, ticket: Ticket, place: Place, bytes: usize, trace: Option<TraceContext>) {
-        let span = &mut self.open(ticket, place).span;
-        span.events += 1;
-        span.bytes += bytes as u64;
+        let batch = self.open(ticket, place);
+        batch.events += 1;
+        batch.bytes += bytes as u64;
         if let Some(trace) = trace {
-            span.link(trace);
+            batch.link(trace);
         }
     }
 
     fn open(&mut self, ticket: Ticket, place: Place) -> &mut Batch {
-        let first = place.commit_lsn;
-        let new = || Batch { span: BatchSpan::beginning(now_us(), first), first: ticket, last: ticket };
-        let batch = self.open.get_or_insert_with(new);
-        (batch.last, batch.span.last, batch.span.acked_us) = (ticket, first, None);
+        let batch = self.open.get_or_insert_with(|| Batch::beginning(ticket, place.commit_lsn));
+        (batch.last, batch.last_lsn) = (ticket, place.commit_lsn);
+        batch.span.events.clear();
         batch
     }
 
@@ -62,17 +120,17 @@ impl Batches {
             Some(batch) => Some(batch),
             None => place.map(|place| self.open(ticket, place)),
         };
-        if let Some(Batch { span, .. }) = found {
-            span.failed += 1;
-            span.error.get_or_insert_with(|| error.to_string());
+        if let Some(batch) = found {
+            batch.failed += 1;
+            batch.span.status.get_or_insert_with(|| failure(error.to_string()));
         }
     }
 
     /// All events before `next` are acked.
     pub(super) fn acked(&mut self, next: Ticket) {
-        let acked = self.sealed.iter_mut().chain(&mut self.open).filter(|batch| batch.last < next);
-        for batch in acked {
-            batch.span.acked_us.get_or_insert_with(now_us);
+        let waiting = |batch: &&mut Batch| batch.last < next && !batch.is_acked();
+        for batch in self.sealed.iter_mut().chain(&mut self.open).filter(waiting) {
+            batch.span.events.push(event("acked"));
         }
     }
 
@@ -85,7 +143,7 @@ impl Batches {
 
     /// Postgres has this LSN.
     pub(super) fn confirmed(&mut self, lsn: Lsn) {
-        self.end("confirmed", |span| span.last < lsn);
+        self.end("confirmed", |batch| batch.last_lsn < lsn);
     }
 
     /// What was acked when the store began is stored, and nothing confirms it.
@@ -93,44 +151,62 @@ impl Batches {
         self.end("stored", |_| true);
     }
 
-    fn end(&mut self, ended_by: &'static str, is_over: impl Fn(&BatchSpan) -> bool) {
-        while self.sealed.front().is_some_and(|batch| batch.span.acked_us.is_some() && is_over(&batch.span))
-            && let Some(Batch { mut span, .. }) = self.sealed.pop_front()
+    fn end(&mut self, word: &str, is_over: impl Fn(&Batch) -> bool) {
+        while self.sealed.front().is_some_and(|batch| batch.is_acked() && is_over(batch))
+            && let Some(mut batch) = self.sealed.pop_front()
         {
-            (span.ended_us, span.ended_by) = (now_us(), Some(ended_by));
-            self.spans.push(span);
+            batch.span.events.push(event(word));
+            self.spans.push(batch.ended(self.spans.slot()));
         }
     }
 }
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        for Batch { mut span, .. } in self.sealed.drain(..).chain(self.open.take()) {
-            span.ended_us = now_us();
-            span.error.get_or_insert_with(|| {
-                "the producer ended before this was confirmed; events that are not stored are sent again".to_owned()
-            });
-            self.spans.push(span);
+        const CAUSE: &str = "the producer ended before this was confirmed; events that are not stored are sent again";
+        for mut batch in self.sealed.drain(..).chain(self.open.take()) {
+            batch.span.status.get_or_insert_with(|| failure(CAUSE.to_owned()));
+            self.spans.push(batch.ended(self.spans.slot()));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_proto::tonic::common::v1::KeyValue;
     use prometheus_client::metrics::counter::Counter;
+    use tokio::sync::mpsc::Receiver;
 
     use super::*;
     use crate::error::Kind;
     use crate::event::Via;
 
-    fn batches() -> (Batches, tokio::sync::mpsc::Receiver<BatchSpan>) {
-        let (spans, ended) = Spans::new(&Counter::default());
+    fn batches() -> (Batches, Receiver<Span>) {
+        let (spans, ended) = Spans::new("orders", &Counter::default());
         (Batches::new(spans), ended)
     }
 
     fn enqueue(batches: &mut Batches, ticket: u64, lsn: u64) {
         let place = Place { commit_lsn: Lsn::new(lsn), index: 0, via: Via::Slot };
         batches.enqueued(Ticket(ticket), place, 10, None);
+    }
+
+    /// Names of a span's events, and its error.
+    fn told(span: &Span) -> (Vec<&str>, Option<&str>) {
+        let names = span.events.iter().map(|event| event.name.as_str()).collect();
+        (names, span.status.as_ref().map(|status| status.message.as_str()))
+    }
+
+    fn counts(events: u64, bytes: u64, failed: u64, first: u64, last: u64) -> Vec<KeyValue> {
+        let lsn = |name, lsn| text(name, Lsn::new(lsn).to_string());
+        vec![
+            text("walrelay.slot", "orders"),
+            integer("walrelay.events", events),
+            integer("walrelay.bytes", bytes),
+            integer("walrelay.failed_events", failed),
+            lsn("walrelay.first_lsn", first),
+            lsn("walrelay.last_lsn", last),
+        ]
     }
 
     #[test]
@@ -147,9 +223,9 @@ mod tests {
         assert!(ended.try_recv().is_err(), "the LSN of a commit is before its end");
         batches.confirmed(Lsn::new(301));
         let span = ended.try_recv().unwrap();
-        assert_eq!((span.events, span.bytes, span.ended_by, span.error), (2, 20, Some("confirmed"), None));
-        assert_eq!((span.first, span.last), (Lsn::new(100), Lsn::new(200)));
-        assert!(span.acked_us.is_some_and(|acked| acked >= span.began_us && span.ended_us >= acked));
+        assert_eq!((told(&span), &span.attributes), ((vec!["acked", "confirmed"], None), &counts(2, 20, 0, 100, 200)));
+        let times = [span.start_time_unix_nano, span.events[0].time_unix_nano, span.end_time_unix_nano];
+        assert!(times.is_sorted() && times[0] > 0 && span.name == "deliver orders", "{span:?}");
         assert!(ended.try_recv().is_err());
     }
 
@@ -168,24 +244,34 @@ mod tests {
         batches.acked(Ticket(1));
         batches.stored();
         drop(batches);
-        let first = ended.try_recv().unwrap();
-        assert_eq!((first.error.as_deref(), first.failed, first.ended_by), (Some("first"), 2, Some("stored")));
-        let second = ended.try_recv().unwrap();
-        assert_eq!((second.error.as_deref(), second.events, second.last), (Some("given up"), 1, Lsn::new(300)));
-        assert_eq!(second.ended_by, None);
+        let (first, second) = (ended.try_recv().unwrap(), ended.try_recv().unwrap());
+        assert_eq!(
+            (told(&first), first.attributes[3].clone()),
+            ((vec!["acked", "stored"], Some("first")), integer("walrelay.failed_events", 2))
+        );
+        assert_eq!((told(&second), &second.attributes), ((vec![], Some("given up")), &counts(1, 10, 1, 200, 300)));
     }
 
     #[test]
-    fn a_large_transaction_makes_a_bounded_number_of_batches() {
+    fn a_large_transaction_makes_a_bounded_number_of_batches_and_links() {
         let (mut batches, mut ended) = batches();
         for ticket in 0..100 {
             enqueue(&mut batches, ticket, 500);
             batches.seal();
         }
+        let open = batches.open.as_mut().unwrap();
+        for number in 1..=LINKS_MAX + 5 {
+            let trace = format!("00-{number:032x}-b7ad6b7169203331-01");
+            (0..2).for_each(|_| open.link(TraceContext::parse(trace.as_bytes()).unwrap()));
+        }
         batches.acked(Ticket(100));
         batches.confirmed(Lsn::new(501));
         drop(batches);
-        let spans: Vec<BatchSpan> = std::iter::from_fn(|| ended.try_recv().ok()).collect();
-        assert_eq!((spans.len(), spans.iter().map(|span| span.events).sum::<u64>()), (SEALED_MAX + 1, 100));
+        let spans: Vec<Span> = std::iter::from_fn(|| ended.try_recv().ok()).collect();
+        assert_eq!((spans.len(), spans[0].attributes[1].clone()), (SEALED_MAX + 1, integer("walrelay.events", 1)));
+        let last = spans.last().unwrap();
+        // What is left out may have come before.
+        assert_eq!((last.links.len(), last.dropped_links_count), (LINKS_MAX, 11));
+        assert_eq!(last.attributes[1], integer("walrelay.events", 100 - SEALED_MAX as u64));
     }
 }

@@ -3,10 +3,10 @@
 //! One task sends what [`Metrics`](crate::telemetry::Metrics) has, every `otel.interval`, and the spans that
 //! [`Spans`] queues. Nobody waits for the task, and it has no thread. Without a collector, spans are dropped and counted.
 
-mod attribute;
 mod client;
 mod metrics;
 pub(crate) mod span;
+pub(crate) mod value;
 
 use std::time::Duration;
 
@@ -15,17 +15,16 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use self::attribute::{nanoseconds, text};
 use self::client::{Client, Failure};
 use self::metrics::{Period, metrics};
-use self::span::{BatchSpan, QUEUE_SPANS, Spans};
+use self::span::{QUEUE_SPANS, Spans};
+use self::value::{now, text};
 use super::Telemetry;
-use crate::clock::now_us;
 use crate::config::{OtelConfig, SlotName};
 use crate::error::Result;
 
@@ -46,17 +45,16 @@ impl Exporter {
     /// # Errors
     /// [`Kind::Config`](crate::error::Kind::Config) where TLS cannot be set up.
     pub(crate) fn start(config: &OtelConfig, slot: &SlotName, telemetry: &mut Telemetry) -> Result<Exporter> {
-        let (queue, spans) = Spans::new(&telemetry.metrics.dropped_spans);
+        let (queue, spans) = Spans::new(slot, &telemetry.metrics.dropped_spans);
         telemetry.spans = Some(queue);
         let (stop, stopped) = oneshot::channel();
         let export = Export {
             client: Client::new(config)?,
             resource: resource(config, slot),
-            slot: slot.to_string(),
             telemetry: telemetry.clone(),
             spans,
             waiting: Vec::new(),
-            since: nanoseconds(now_us()),
+            since: now(),
             is_failing: false,
         };
         let task = tokio::spawn(export.run(config.interval, stopped));
@@ -91,11 +89,10 @@ fn resource(config: &OtelConfig, slot: &SlotName) -> Resource {
 struct Export {
     client: Client,
     resource: Resource,
-    slot: String,
     telemetry: Telemetry,
-    spans: mpsc::Receiver<BatchSpan>,
+    spans: mpsc::Receiver<Span>,
     /// Spans that the collector does not have.
-    waiting: Vec<BatchSpan>,
+    waiting: Vec<Span>,
     /// When counters began to count.
     since: u64,
     /// Whether the last request failed, which was logged.
@@ -152,7 +149,7 @@ impl Export {
     }
 
     async fn export_metrics(&self) -> Result<(), Failure> {
-        let period = Period { since: self.since, until: nanoseconds(now_us()) };
+        let period = Period { since: self.since, until: now() };
         let metrics = metrics(&self.telemetry.encode().unwrap_or_default(), period);
         let scope_metrics = vec![ScopeMetrics { scope: Some(scope()), metrics, ..ScopeMetrics::default() }];
         let resource = Some(self.resource.clone());
@@ -165,7 +162,7 @@ impl Export {
         if self.waiting.is_empty() && !self.is_failing {
             return Ok(());
         }
-        let spans = self.waiting.iter().map(|batch| batch.to_span(&self.slot)).collect();
+        let spans = self.waiting.clone();
         let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
         let resource = Some(self.resource.clone());
         let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];

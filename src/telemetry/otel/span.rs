@@ -1,45 +1,56 @@
-//! The span of one delivery batch, the trace context of an event, and the queue of spans.
+//! Parts of spans, the trace context of an event, and the queue of spans.
 
-use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
+use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
-
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
-use super::attribute::{integer, nanoseconds, text};
-use crate::position::Lsn;
+use super::value::now;
 
 /// The header with the trace context of an event: <https://www.w3.org/TR/trace-context/#traceparent-header>
 const TRACEPARENT: &str = "traceparent";
-/// Links of one span, as many as OpenTelemetry's own programs send.
-const LINKS_MAX: usize = 128;
-/// The other end of a link is in another process: the flags `HAS_IS_REMOTE` and `IS_REMOTE` of OTLP.
+/// The flags `HAS_IS_REMOTE` and `IS_REMOTE` of OTLP.
 const IS_REMOTE: u32 = 0x300;
 
 /// Spans in the queue, and as many that wait for an answer: a minute of a busy relay.
 pub(super) const QUEUE_SPANS: usize = 512;
 
-/// Takes the spans of batches. Clones share one queue.
+/// Takes the spans of the batches of a slot. Clones share one queue.
 #[derive(Debug, Clone)]
 pub(crate) struct Spans {
-    queue: mpsc::Sender<BatchSpan>,
+    slot: String,
+    queue: mpsc::Sender<Span>,
     dropped: Counter,
 }
 
 impl Spans {
     /// A queue, and its other end. `dropped` counts spans for which there was no room.
-    pub(crate) fn new(dropped: &Counter) -> (Spans, mpsc::Receiver<BatchSpan>) {
+    pub(crate) fn new(slot: impl ToString, dropped: &Counter) -> (Spans, mpsc::Receiver<Span>) {
         let (queue, spans) = mpsc::channel(QUEUE_SPANS);
-        (Spans { queue, dropped: dropped.clone() }, spans)
+        (Spans { slot: slot.to_string(), queue, dropped: dropped.clone() }, spans)
+    }
+
+    pub(crate) fn slot(&self) -> &str {
+        &self.slot
     }
 
     /// Queues `span`, or drops and counts it. Never waits.
-    pub(crate) fn push(&self, span: BatchSpan) {
+    pub(crate) fn push(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
             self.dropped.inc();
         }
     }
+}
+
+/// An event of a span, of now.
+pub(crate) fn event(name: &str) -> Event {
+    Event { time_unix_nano: now(), name: name.to_owned(), ..Event::default() }
+}
+
+/// The status of a span that has an error.
+pub(crate) fn failure(message: String) -> Status {
+    Status { message, code: StatusCode::Error.into() }
 }
 
 /// The trace context of an event.
@@ -72,87 +83,15 @@ impl TraceContext {
         TraceContext::parse((*value)?)
     }
 
+    /// A link to the trace. The other end of a link is in another process.
+    pub(crate) fn link(&self) -> Link {
+        let (trace_id, span_id) = (self.trace_id.to_be_bytes().into(), self.span_id.to_be_bytes().into());
+        Link { trace_id, span_id, flags: u32::from(self.flags) | IS_REMOTE, ..Link::default() }
+    }
+
     /// The id of the trace, as `traceparent` has it.
     pub(crate) fn trace_id(&self) -> String {
         format!("{:032x}", self.trace_id)
-    }
-}
-
-/// What is known of a batch. Times are microseconds since the Unix epoch.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct BatchSpan {
-    /// They stay the same where the span is sent twice.
-    trace_id: u128,
-    span_id: u64,
-    pub(crate) began_us: i64,
-    /// All its records are acked.
-    pub(crate) acked_us: Option<i64>,
-    pub(crate) ended_us: i64,
-    /// What it ended with, as the glossary has it; none where it was given up.
-    pub(crate) ended_by: Option<&'static str>,
-    /// Its records.
-    pub(crate) events: u64,
-    /// Bytes of their keys, values and headers.
-    pub(crate) bytes: u64,
-    /// Failed deliveries of its events, and the first error.
-    pub(crate) failed: u64,
-    pub(crate) error: Option<String>,
-    /// Commit LSNs of its first and last event.
-    pub(crate) first: Lsn,
-    pub(crate) last: Lsn,
-    links: Vec<TraceContext>,
-    left_out: u32,
-}
-
-impl BatchSpan {
-    /// Of a batch whose first event has this commit LSN.
-    pub(crate) fn beginning(began_us: i64, first: Lsn) -> BatchSpan {
-        let (trace_id, span_id) = (fastrand::u128(1..), fastrand::u64(1..));
-        BatchSpan { trace_id, span_id, began_us, first, ..BatchSpan::default() }
-    }
-
-    /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
-    pub(crate) fn link(&mut self, trace: TraceContext) {
-        if self.links.len() >= LINKS_MAX {
-            self.left_out = self.left_out.saturating_add(1);
-        } else if !self.links.contains(&trace) {
-            self.links.push(trace);
-        }
-    }
-
-    /// The same for a collector, as the root of a trace of its own.
-    pub(super) fn to_span(&self, slot: &str) -> Span {
-        let event =
-            |name: &str, us| Event { time_unix_nano: nanoseconds(us), name: name.to_owned(), ..Event::default() };
-        let link = |trace: &TraceContext| Link {
-            trace_id: trace.trace_id.to_be_bytes().into(),
-            span_id: trace.span_id.to_be_bytes().into(),
-            flags: u32::from(trace.flags) | IS_REMOTE,
-            ..Link::default()
-        };
-        let acked = self.acked_us.map(|at_us| event("acked", at_us));
-        let code = if self.error.is_some() { StatusCode::Error } else { StatusCode::Unset };
-        Span {
-            trace_id: self.trace_id.to_be_bytes().into(),
-            span_id: self.span_id.to_be_bytes().into(),
-            name: format!("deliver {slot}"),
-            kind: SpanKind::Producer.into(),
-            start_time_unix_nano: nanoseconds(self.began_us),
-            end_time_unix_nano: nanoseconds(self.ended_us),
-            attributes: vec![
-                text("walrelay.slot", slot),
-                integer("walrelay.events", self.events),
-                integer("walrelay.bytes", self.bytes),
-                integer("walrelay.failed_events", self.failed),
-                text("walrelay.first_lsn", self.first.to_string()),
-                text("walrelay.last_lsn", self.last.to_string()),
-            ],
-            events: acked.into_iter().chain(self.ended_by.map(|name| event(name, self.ended_us))).collect(),
-            links: self.links.iter().map(link).collect(),
-            dropped_links_count: self.left_out,
-            status: Some(Status { message: self.error.clone().unwrap_or_default(), code: code.into() }),
-            ..Span::default()
-        }
     }
 }
 
@@ -167,6 +106,7 @@ mod tests {
         let good = format!("00-{TRACE}-b7ad6b7169203331-01");
         let read = TraceContext::parse(good.as_bytes()).unwrap();
         assert_eq!((read.trace_id(), read.span_id, read.flags), (TRACE.to_owned(), 0xb7ad_6b71_6920_3331, 1));
+        assert_eq!((read.link().trace_id.len(), read.link().span_id.len(), read.link().flags), (16, 8, 0x301));
         let headers = [("id", Some(&b"1"[..])), ("Traceparent", Some(good.as_bytes()))];
         assert_eq!(TraceContext::of_headers(&headers), Some(read));
         let later = format!("cc-{TRACE}-b7ad6b7169203331-01-what-later");
@@ -186,20 +126,5 @@ mod tests {
         }
         assert_eq!(TraceContext::parse(b"\xff"), None);
         assert_eq!(TraceContext::of_headers(&[("traceparent", None)]), None);
-    }
-
-    #[test]
-    fn links_are_bounded_and_each_is_sent_once() {
-        let mut span =
-            BatchSpan { acked_us: Some(2), ended_us: 3, ended_by: Some("confirmed"), ..BatchSpan::default() };
-        let trace = |number: usize| TraceContext { trace_id: number as u128, span_id: 1, flags: 0 };
-        (1..=LINKS_MAX + 5).for_each(|number| (0..2).for_each(|_| span.link(trace(number))));
-        let span = span.to_span("orders");
-        // What is left out may have come before.
-        assert_eq!((span.links.len(), span.dropped_links_count), (LINKS_MAX, 11));
-        assert_eq!(span.links[0].trace_id.len() + span.links[0].span_id.len(), 24);
-        assert_eq!((span.name.as_str(), span.end_time_unix_nano), ("deliver orders", 3_000));
-        let events: Vec<_> = span.events.iter().map(|event| (event.name.as_str(), event.time_unix_nano)).collect();
-        assert_eq!(events, [("acked", 2_000), ("confirmed", 3_000)]);
     }
 }
