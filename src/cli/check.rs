@@ -4,8 +4,8 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Outcome, Output, aligned, cell, error_lines, note, print, print_report, warn};
+use crate::cli::config::{self, RunSettings};
+use crate::cli::output::{Outcome, Output, cell, error_lines, labelled, note, print, print_report};
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::{Session, is_about_value};
 use crate::config::written::effective;
@@ -72,9 +72,7 @@ pub(super) const LIMIT: &str = "set statement_timeout = '10s'";
 
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
 pub(crate) async fn check(args: &CheckArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
-    let config = config::config(&settings, false)?;
-    warn(config::warnings(&settings, &config));
+    let (settings, config) = config::read_all(&args.settings, &args.settings.source.relay.common.file)?;
     if args.offline || !config.source.database.names_server {
         if args.output.is_data() || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
@@ -539,14 +537,13 @@ impl Report {
             ("slot", there(&self.slot, self.slot_exists)),
         ];
         lines.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
-        let mut rows: Vec<[String; 2]> = lines.into_iter().map(|(label, text)| [label.to_owned(), text]).collect();
-        rows.extend(self.outboxes.iter().flat_map(Outbox::lines));
-        aligned(&rows) + "\n"
+        let lines = lines.into_iter().map(|(label, text)| (label.to_owned(), text));
+        labelled(lines.chain(self.outboxes.iter().flat_map(Outbox::lines)))
     }
 }
 
 impl Outbox {
-    fn lines(&self) -> Vec<[String; 2]> {
+    fn lines(&self) -> impl Iterator<Item = (String, String)> {
         let listed = |columns: &[String]| if columns.is_empty() { "none".to_owned() } else { columns.join(", ") };
         let mut lines = match (&self.table, &self.message_prefix) {
             (Some(table), _) => vec![("table", table.clone())],
@@ -563,10 +560,8 @@ impl Outbox {
             (Some(RowId { id, chosen }), None) => format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())),
         };
         lines.push(("row", row));
-        let indented = |(label, text): (&str, String)| [format!("  {label}"), text];
-        let mut rows: Vec<[String; 2]> = lines.into_iter().map(|(label, text)| [label.to_owned(), text]).collect();
-        rows.extend(record.iter().flat_map(Shown::lines).map(indented));
-        rows
+        let record = record.iter().flat_map(Shown::lines).map(|(label, text)| (format!("  {label}"), text));
+        lines.into_iter().map(|(label, text)| (label.to_owned(), text)).chain(record)
     }
 }
 

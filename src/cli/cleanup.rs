@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::cli::config::{self, AGE_MAX, Common, duration, flags};
-use crate::cli::output::{Outcome, Output, aligned, counted, listed, note, print, shown_and_confirmed, warn};
+use crate::cli::config::{self, AGE_MAX, Common, duration};
+use crate::cli::output::{Consent, Grid, Outcome, counted, note, print_report};
 use crate::cli::progress::Bar;
 use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
@@ -46,15 +46,9 @@ pub(crate) struct CleanupArgs {
     /// The pause between two transactions
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = duration(Duration::ZERO..=PAUSE_MAX, "50ms or 0s"))]
     pub pause: Duration,
-    /// Delete nothing; print what would be deleted
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
     #[command(flatten)]
     #[serde(skip)]
-    pub output: Output,
+    pub consent: Consent,
 }
 
 /// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
@@ -95,8 +89,7 @@ struct Doomed {
 /// Deletes published rows older than the retention, after a question: whole partitions first, then batch by batch. Prints
 /// the counts.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
-    let settings = config::settings(&flags(args), &args.common.file)?;
-    warn(settings.warnings());
+    let settings = config::read(args, &args.common.file)?;
     let (database, outboxes) = both(settings.database(), settings.outboxes())?;
     let wanted = wanted(&outboxes, args.older_than)?;
     let session = Session::connect(&database, "cleanup").await?;
@@ -122,18 +115,18 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     }
     let plans: Vec<_> = doomed.iter().map(|doomed| doomed.plan.clone()).collect();
     let plan = Answer { dry_run: true, tables: &plans };
-    if args.dry_run {
-        return print(&args.output.line(&plan, plan.text().trim_end())?);
-    }
-    if let Some(question) = plan.question(&database.describe()) {
-        shown_and_confirmed(&plan.text(), args.output, args.yes, question, "nothing was deleted").await?;
+    let (question, output) = (plan.question(&database.describe()), args.consent.output);
+    if (question.is_some() || args.consent.dry_run)
+        && !args.consent.given(&plan, &plan.text(), question.unwrap_or_default(), "nothing was deleted").await?
+    {
+        return Ok(());
     }
     let mut reports = Vec::new();
     for doomed in doomed {
         reports.push(doomed.delete(client, args).await?);
     }
     let answer = Answer { dry_run: false, tables: &reports };
-    print(&args.output.line(&answer, answer.text().trim_end())?)
+    print_report(output, &answer, &answer.text())
 }
 
 fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
@@ -221,7 +214,7 @@ async fn batches(
     args: &CleanupArgs,
     expected: u64,
 ) -> Result<u64> {
-    let (mut deleted, mut after, mut bar) = (0, None::<String>, Bar::new(args.output));
+    let (mut deleted, mut after, mut bar) = (0, None::<String>, Bar::new(args.consent.output));
     loop {
         let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
         deleted += swept.deleted;
@@ -257,27 +250,18 @@ impl Answer<'_> {
             true => ("to delete", "partitions to drop"),
             false => ("deleted", "partitions dropped"),
         };
-        let head = ["table", "older than", "before (UTC)", deleted, dropped, "rows in them", "locked", "not published"];
-        let row = |report: &Report| {
-            [
-                report.table.clone(),
-                exact_duration(Duration::from_secs(report.older_than_seconds)),
-                report.before.get(..SECONDS_END).unwrap_or(&report.before).to_owned(),
-                report.rows_deleted.to_string(),
-                report.partitions.len().to_string(),
-                report.rows_dropped.to_string(),
-                report.rows_left.to_string(),
-                report.rows_unpublished.to_string(),
-            ]
-        };
-        let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(self.tables.iter().map(row)).collect();
-        let mut text = aligned(&rows) + "\n";
-        let names = self.tables.iter().flat_map(|report| &report.partitions).filter(|_| self.dry_run);
-        let names: Vec<_> = names.map(|name| [format!("  {name}")]).collect();
-        if !names.is_empty() {
-            text += &listed(dropped, names.len() as u64, &names);
+        let head =
+            format!("table, older than, before (UTC), {deleted}, {dropped}, rows in them, locked, not published");
+        let (mut tables, mut partitions) = (Grid::headed(&head), Grid::default());
+        for report in self.tables {
+            let Report { table, rows_deleted, rows_dropped, rows_left, rows_unpublished, before, .. } = report;
+            let age = exact_duration(Duration::from_secs(report.older_than_seconds));
+            let (before, dropped) = (before.get(..SECONDS_END).unwrap_or(before), report.partitions.len());
+            tables.row([table, &age, &before, rows_deleted, &dropped, rows_dropped, rows_left, rows_unpublished]);
+            let names = report.partitions.iter().filter(|_| self.dry_run);
+            names.for_each(|name| partitions.row([&format_args!("  {name}")]));
         }
-        text
+        tables.text() + &partitions.titled(dropped, 0)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
+use crate::cli::output::warn;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
@@ -55,8 +56,9 @@ pub(crate) struct RelaySettings {
     pub table: Option<String>,
 }
 
+/// What says where a relay reads, and what becomes of the events.
 #[derive(Debug, Args, Serialize)]
-pub(crate) struct RunSettings {
+pub(crate) struct SourceSettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub relay: RelaySettings,
@@ -66,6 +68,16 @@ pub(crate) struct RunSettings {
     /// The source of the rows
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
+    /// The store of the position
+    #[arg(long, value_name = "STORE")]
+    pub state_store: Option<StoreKind>,
+}
+
+#[derive(Debug, Args, Serialize)]
+pub(crate) struct RunSettings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub source: SourceSettings,
     /// The reaction to a lost slot
     #[arg(long, value_name = "REACTION")]
     pub on_slot_loss: Option<OnLoss>,
@@ -88,9 +100,6 @@ pub(crate) struct RunSettings {
     /// The delivery guarantee
     #[arg(long, value_name = "GUARANTEE")]
     pub guarantee: Option<Guarantee>,
-    /// The store of the position
-    #[arg(long, value_name = "STORE")]
-    pub state_store: Option<StoreKind>,
     /// The address of metrics and health; a port alone means 127.0.0.1; off by default
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
@@ -156,6 +165,27 @@ pub(crate) fn flags(args: &impl Serialize) -> Flags {
 /// The configuration files that are looked for if none is named. The first one that exists is read; one
 /// that this user may not look for is an error.
 const DEFAULT_FILES: [&str; 2] = ["./walrelay.toml", "/etc/walrelay/walrelay.toml"];
+
+/// The settings of a command with these `args`. Prints warnings of them.
+pub(crate) fn read(args: &impl Serialize, file: &FileArgs) -> Result<Settings> {
+    let settings = settings(&flags(args), file)?;
+    warn(settings.warnings());
+    Ok(settings)
+}
+
+/// As [`read`], with the whole configuration, checked.
+pub(crate) fn read_all(args: &impl Serialize, file: &FileArgs) -> Result<(Settings, Config)> {
+    let settings = settings(&flags(args), file)?;
+    let config = checked(&settings)?;
+    Ok((settings, config))
+}
+
+/// The whole configuration, checked. Prints warnings of it.
+pub(crate) fn checked(settings: &Settings) -> Result<Config> {
+    let config = config(settings, false)?;
+    warn(warnings(settings, &config));
+    Ok(config)
+}
 
 /// `flags` over `--set` over the environment over the configuration file over the defaults. `file`, `WALRELAY_CONFIG` or
 /// [`DEFAULT_FILES`] name the file.

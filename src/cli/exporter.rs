@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::config::{self, Common, flags};
-use crate::cli::output::{Outcome, warn};
+use crate::cli::config::{self, Common};
+use crate::cli::output::Outcome;
 use crate::cli::slot_watch::SlotWatch;
 use crate::relay::stop::{Stop, on_signals};
 use crate::telemetry::otel::Exporter;
@@ -41,8 +41,7 @@ Exit codes:
 
 /// Serves the metrics of the slot until told to stop.
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
-    let settings = config::settings(&flags(args), &args.common.file)?;
-    warn(settings.warnings());
+    let settings = config::read(args, &args.common.file)?;
     let process = settings.process()?;
     logging::init(process.log_json, &process.log_filter)?;
     let (mut stop, listener) = (on_signals()?, http::bind(process.http.unwrap_or(ADDRESS)).await?);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cli::config::{self, FileArgs, Target};
-use crate::cli::output::{Outcome, aligned, note, print, print_json, write_file};
+use crate::cli::output::{Grid, Outcome, note, print, print_json, write_file};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
 use crate::config::layers::Flags;
@@ -144,15 +144,12 @@ fn read(path: &Path) -> Result<String> {
 }
 
 fn table(left: &[Left]) -> String {
-    let mut rows = vec![["effect", "option", "why; what to do"].map(str::to_owned)];
-    rows.extend(left.iter().map(|left| {
-        let why = match left.what_to_do.as_str() {
-            "" => left.why.clone(),
-            what_to_do => format!("{}; {what_to_do}", left.why),
-        };
-        [left.effect.word().to_owned(), left.option.clone(), why]
-    }));
-    aligned(&rows)
+    let mut table = Grid::headed("effect, option, why; what to do");
+    for Left { effect, option, why, what_to_do } in left {
+        let separator = if what_to_do.is_empty() { "" } else { "; " };
+        table.row([&effect.word(), option, &format_args!("{why}{separator}{what_to_do}")]);
+    }
+    table.text().trim_end().to_owned()
 }
 
 #[cfg(test)]

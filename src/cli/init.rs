@@ -3,8 +3,8 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::config::{self, Common, Target, flags};
-use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, warn, write_file};
+use crate::cli::config::{self, Common, Target};
+use crate::cli::output::{Grid, Outcome, labelled, note, print, print_json, shell_word, write_file};
 use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::{Session, column};
 use crate::config::TableName;
@@ -55,8 +55,7 @@ Exit codes:
   15  there is no such table, or no column of it can be the id or the payload; its columns are named";
 
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
-    let settings = config::settings(&flags(args), &args.common.file)?;
-    warn(settings.warnings());
+    let settings = config::read(args, &args.common.file)?;
     let known = known(&settings)?;
     let wanted = settings.table()?;
     let database = settings.database()?;
@@ -153,29 +152,28 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
 }
 
 fn explanation(suggestion: &Suggestion, file: Option<&str>, brokers_known: bool, adds_column: bool) -> String {
-    let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
-    rows.extend(suggestion.columns.iter().map(|column_use| {
-        let used_for =
-            if column_use.used_for.is_empty() { "not used".to_owned() } else { column_use.used_for.join(", ") };
-        [column_use.column.clone(), column_use.type_name.clone(), used_for, column_use.why.clone()]
-    }));
+    let mut columns = Grid::headed("column, type, used for, why");
+    for of in &suggestion.columns {
+        let used_for = if of.used_for.is_empty() { "not used".to_owned() } else { of.used_for.join(", ") };
+        columns.row([&of.column, &of.type_name, &used_for, &of.why]);
+    }
     let name = file.unwrap_or(FILE);
     let (column, made) = match adds_column {
         true => (" --add-xid-column", "publication, slot, and a column that shows which rows are published"),
         false => ("", "publication and slot; the table stays unchanged"),
     };
-    let next = [
-        [format!("  walrelay setup --config {name}{column}"), made.to_owned()],
-        [format!("  walrelay config check --config {name}"), "the record of the newest row".to_owned()],
-        [format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()],
-    ];
+    let next = labelled([
+        (format!("  walrelay setup --config {name}{column}"), made.to_owned()),
+        (format!("  walrelay config check --config {name}"), "the record of the newest row".to_owned()),
+        (format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()),
+    ]);
     let set = if brokers_known { "" } else { " set kafka.brokers," };
     let first = match file {
         Some(file) => format!("Written to {file}. Read the file,{set} correct the guesses, then:"),
         None => format!("Save the output as {FILE},{set} correct the guesses, then:"),
     };
     let warnings: String = suggestion.warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
-    format!("{}\n{warnings}\n{first}\n{}", aligned(&rows), aligned(&next))
+    format!("{}{warnings}\n{first}\n{}", columns.text(), next.trim_end())
 }
 
 #[cfg(test)]

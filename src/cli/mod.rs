@@ -384,7 +384,7 @@ async fn demo(args: &DemoArgs) -> Outcome {
 }
 
 async fn run(args: &RunArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.source.relay.common.file)?;
     let config = config::config(&settings, args.adopt_slot)?;
     logging::init(config.process.log_json, &config.process.log_filter)?;
     if let Some(file) = settings.file() {

@@ -217,21 +217,43 @@ pub(crate) fn error_lines(error: &Error) -> String {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 const ASK_AGAIN: &str = "repeat the command and answer y, or add --yes";
 
-/// Shows a plan and asks for its confirmation, unless `--yes` gave it. If the result is for a program, the plan goes to the
-/// person who is asked. `otherwise` is the state without an answer.
-pub(crate) async fn shown_and_confirmed(
-    text: &str,
-    output: Output,
-    is_confirmed: bool,
-    question: String,
-    otherwise: &str,
-) -> Outcome {
-    match (output.is_data(), is_confirmed) {
-        (false, _) => print(text)?,
-        (true, false) => note(text.trim_end()),
-        (true, true) => {}
+/// The flags of a command that shows its plan and asks before it carries that out.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct Consent {
+    /// Change nothing; print the plan
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+impl Consent {
+    /// Shows a plan and asks for its confirmation, unless `--yes` gave it. If the result is for a program, the plan goes to
+    /// the person who is asked. `otherwise` is the state without an answer. `false` for a dry run, which ends here.
+    pub(crate) async fn given(
+        self,
+        plan: &impl Serialize,
+        text: &str,
+        question: String,
+        otherwise: &str,
+    ) -> Outcome<bool> {
+        if self.dry_run {
+            print_report(self.output, plan, &format!("{text}\nDry run: {otherwise}.\n"))?;
+            return Ok(false);
+        }
+        match (self.output.is_data(), self.yes) {
+            (false, _) => print(text)?,
+            (true, false) => note(text.trim_end()),
+            (true, true) => {}
+        }
+        if !self.yes {
+            confirm(question, otherwise).await?;
+        }
+        Ok(true)
     }
-    if is_confirmed { Ok(()) } else { Ok(confirm(question, otherwise).await?) }
 }
 
 /// Asks `question` and waits for the answer. Only `y` and `yes` mean yes. `otherwise` is the state without an answer.
@@ -324,11 +346,43 @@ pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
 }
 
-/// Rows under a heading; the heading has their number if `count` is larger.
-pub(crate) fn listed<R: AsRef<[String]>>(heading: &str, count: u64, rows: &[R]) -> String {
-    let shown = rows.len() as u64;
-    let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
-    format!("\n{heading}{of}\n{}\n", aligned(rows))
+/// Names and values, a line each.
+pub(crate) fn labelled<N: ToString>(values: impl IntoIterator<Item = (N, String)>) -> String {
+    aligned(&values.into_iter().map(|(name, value)| [name.to_string(), value]).collect::<Vec<_>>()) + "\n"
+}
+
+/// Rows in aligned columns, for people.
+#[derive(Debug, Default)]
+pub(crate) struct Grid {
+    head: Option<Vec<String>>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Grid {
+    /// A table whose columns have names, which `head` has with commas between.
+    pub(crate) fn headed(head: &str) -> Grid {
+        Grid { head: Some(head.split(", ").map(str::to_owned).collect()), rows: Vec::new() }
+    }
+
+    pub(crate) fn row<const CELLS: usize>(&mut self, cells: [&dyn std::fmt::Display; CELLS]) {
+        self.rows.push(cells.map(|cell| cell.to_string()).to_vec());
+    }
+
+    pub(crate) fn text(&self) -> String {
+        aligned(&self.head.iter().chain(&self.rows).collect::<Vec<_>>()) + "\n"
+    }
+
+    /// The table below an empty line; nothing if it has no rows.
+    pub(crate) fn section(&self) -> String {
+        if self.rows.is_empty() { String::new() } else { format!("\n{}", self.text()) }
+    }
+
+    /// The rows below a title, which has their number if `count` is larger; nothing if there are none.
+    pub(crate) fn titled(&self, title: &str, count: u64) -> String {
+        let shown = self.rows.len() as u64;
+        let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
+        if self.rows.is_empty() { String::new() } else { format!("\n{title}{of}\n{}", self.text()) }
+    }
 }
 
 pub(crate) fn notes(notes: &[String]) -> String {

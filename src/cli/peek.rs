@@ -4,27 +4,25 @@
 //! confirms nothing, so the slot stays where it is. `pg_logical_slot_peek_binary_changes` needs the same rights and
 //! occupies the slot likewise, and the server would store all changes before it returns the first.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::time::Duration;
 
-use clap::Args;
-use serde::Serialize;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::cli::config::{self, RelaySettings, flags};
-use crate::cli::output::{note, warn};
-use crate::config::{Config, Mode, OutboxConfig, SlotName, SourceConfig, StoreKind};
+use crate::cli::config::{self, SourceSettings};
+use crate::cli::output::note;
+use crate::config::{Config, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::{Assembler, BaseTypes, Event, Step};
 use crate::position::{Lsn, Position};
-use crate::postgres::replication::{SystemIdentity, TimelineSwitch, WalSession};
+use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::slot_now;
 use crate::route::Router;
-use crate::source::feedback::{Action, Feedback, dead};
+use crate::source::feedback::Feedback;
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
-use crate::state::check::reconcile;
+use crate::state::check::{Start, reconcile};
 use crate::state::{self, ServerIdentity, Stored};
 
 /// The longest wait for the stored position: the operator may ask because Kafka is down.
@@ -33,22 +31,6 @@ const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 const SLOT_PATIENCE: Duration = Duration::from_secs(2);
 /// The longest wait until the slot is free again.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-
-#[derive(Debug, Args, Serialize)]
-pub(crate) struct PeekArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub relay: RelaySettings,
-    /// The publication; walrelay_SLOT by default
-    #[arg(long, value_name = "PUBLICATION")]
-    pub publication: Option<String>,
-    /// The source of the rows
-    #[arg(long, value_name = "MODE")]
-    pub mode: Option<Mode>,
-    /// The store of the position
-    #[arg(long, value_name = "STORE")]
-    pub state_store: Option<StoreKind>,
-}
 
 /// The slot, with a session on its server and the facts about both.
 pub(super) struct Subject {
@@ -61,9 +43,8 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) async fn look(args: &PeekArgs, command: &str) -> Result<Subject> {
-        let settings = config::settings(&flags(args), &args.relay.common.file)?;
-        warn(settings.warnings());
+    pub(super) async fn look(args: &SourceSettings, command: &str) -> Result<Subject> {
+        let settings = config::read(args, &args.relay.common.file)?;
         let relay = config::config(&settings, false);
         let (mut source, outboxes) = match &relay {
             Ok(config) => (config.source.clone(), config.outboxes.clone()),
@@ -89,32 +70,30 @@ impl Subject {
     }
 
     /// The position at which a relay would continue. Without a stored one that fits, the slot's.
-    fn start(
+    async fn start(
         &self,
         stored: Option<&Stored>,
+        wal: &mut WalSession,
         server: &SystemIdentity,
-        history: &[TimelineSwitch],
         notes: &mut Vec<String>,
-    ) -> Position {
+    ) -> Result<Position> {
         let slot = self.facts.slot.as_ref();
         let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let (Some(stored), Ok(config)) = (stored, &self.relay) else { return Position::at(confirmed) };
+        let (Some(stored), Ok(config)) = (stored, &self.relay) else { return Ok(Position::at(confirmed)) };
         if stored.catch_up.is_some() {
             notes.push("a relay first reads rows of the table, and these are not included".to_owned());
         }
         let slot = slot_now(config, &self.facts, confirmed);
         let now = ServerIdentity { system_identifier: server.system_identifier.clone(), timeline: server.timeline };
-        match reconcile(Some(stored), &now, &slot, server.xlogpos, history, false) {
-            Ok(start) => {
-                notes.extend(start.notes);
-                start.position
-            }
-            Err(error) => {
-                notes
-                    .push(format!("the stored position does not fit, and everything in the slot is included: {error}"));
-                Position::at(confirmed)
-            }
-        }
+        let history = wal.timeline_history(server.timeline).await?;
+        let start = reconcile(Some(stored), &now, &slot, server.xlogpos, &history, false);
+        let start = start.unwrap_or_else(|error| Start {
+            position: Position::at(confirmed),
+            published: None,
+            notes: vec![format!("the stored position does not fit, and everything in the slot is included: {error}")],
+        });
+        notes.extend(start.notes);
+        Ok(start.position)
     }
 }
 
@@ -175,10 +154,8 @@ impl Peek {
         let stored = subject.stored(notes).await;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
-        let history = wal.timeline_history(server.timeline).await?;
-        let start = subject.start(stored.as_ref(), &server, &history, notes);
-        let until = Some(server.xlogpos);
-        Peek::begin(subject, wal, &server, start, until).await
+        let start = subject.start(stored.as_ref(), &mut wal, &server, notes).await?;
+        Peek::begin(subject, wal, &server, start, Some(server.xlogpos)).await
     }
 
     /// Begins to read what commits from now on, through a slot that ends with this session.
@@ -215,12 +192,9 @@ impl Peek {
         routes.iter_mut().for_each(|route| route.router.set_origin(&server.system_identifier, server.timeline));
         let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();
         let mut assembler = Assembler::new(&outboxes, start);
-        let tables = outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
-        let oids = tables.zip(&facts.catalogs).filter_map(|((number, _), now)| Some((now.table.as_ref()?.oid, number)));
-        let bases = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types).map(|(oid, base)| (*oid, *base));
         // A type that is created meanwhile counts as no domain.
-        let base_types = BaseTypes::new(bases.collect(), Lsn::new(u64::MAX));
-        assembler.set_catalog(oids.collect(), base_types);
+        let base_types = BaseTypes::new(facts.base_types(), Lsn::new(u64::MAX));
+        assembler.set_catalog(facts.table_oids(&outboxes), base_types);
         let feedback = Feedback::new(source.wal_sender_timeout, Instant::now());
         Ok(Peek { stream, feedback, assembler, sql, source, routes, start, until })
     }
@@ -230,16 +204,7 @@ impl Peek {
     /// # Errors
     /// Those of `take`, and those with which a session of a relay would end.
     pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
-        let look_at = self.answer()?;
-        let waited = tokio::select! {
-            biased;
-            ended = self.sql.closed() => Err(ended.error().clone()),
-            io = self.stream.ready_io(true) => io,
-            () = sleep_until(look_at) => return Ok(true),
-        };
-        if waited.as_ref().is_ok_and(|io| io.received_bytes > 0) {
-            self.feedback.heard(Instant::now());
-        }
+        let waited = self.turn(true, pending::<()>()).await;
         // What arrived before the end of the connection counts, and may name the reason.
         let is_over = self.take(take)?;
         waited.map(|_| !is_over)
@@ -248,19 +213,29 @@ impl Peek {
     /// Drives `work`, such as a write to a slow reader, and sends status updates meanwhile.
     pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> Result<T> {
         let mut work = std::pin::pin!(work);
-        self.feedback.set_reading(false, Instant::now());
-        let done = loop {
-            let look_at = self.answer()?;
-            tokio::select! {
-                biased;
-                done = &mut work => break done,
-                ended = self.sql.closed() => return Err(ended.error().clone()),
-                flushed = self.stream.flush_output(), if self.stream.has_output() => flushed?,
-                () = sleep_until(look_at) => {}
+        loop {
+            if let Some(done) = self.turn(false, &mut work).await? {
+                return Ok(done);
             }
+        }
+    }
+
+    /// Waits until `work` is done, the socket is ready, or a status update is due, and queues that.
+    async fn turn<T>(&mut self, reads: bool, work: impl Future<Output = T>) -> Result<Option<T>> {
+        let (now, confirmed) = (Instant::now(), self.confirmed());
+        self.feedback.set_reading(reads, now);
+        let look_at = self.stream.answer(&mut self.feedback, now, confirmed)?.unwrap_or(now);
+        let io = tokio::select! {
+            biased;
+            done = work => return Ok(Some(done)),
+            ended = self.sql.closed() => return Err(ended.error().clone()),
+            io = self.stream.ready_io(reads) => io?,
+            () = sleep_until(look_at) => return Ok(None),
         };
-        self.feedback.set_reading(true, Instant::now());
-        Ok(done)
+        if io.received_bytes > 0 {
+            self.feedback.heard(Instant::now());
+        }
+        Ok(None)
     }
 
     /// Ends the stream, and waits until the slot is free.
@@ -273,20 +248,6 @@ impl Peek {
     /// What the server may forget: nothing of a relay's slot, everything of the slot that ends with the session.
     fn confirmed(&self) -> Lsn {
         if self.until.is_some() { Lsn::ZERO } else { self.stream.received() }
-    }
-
-    /// Queues a status update where one is due. Returns when to look again.
-    fn answer(&mut self) -> Result<Instant> {
-        let (now, confirmed) = (Instant::now(), self.confirmed());
-        match self.feedback.action(now, confirmed) {
-            Action::Wait(until) => Ok(until),
-            Action::Send { reply_requested } => {
-                self.stream.queue_status(Status { received: confirmed, confirmed, reply_requested });
-                self.feedback.sent(now, confirmed, reply_requested);
-                Ok(now)
-            }
-            Action::Dead { silence } => Err(dead(silence)),
-        }
     }
 
     /// Takes the messages that have arrived. `true` after the last event of the range.

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::output::{Outcome, Output, age, aligned, cell, notes, or_dash, print_report, time};
-use crate::cli::peek::{Peek, PeekArgs, Route, Subject, value};
+use crate::cli::config::SourceSettings;
+use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time};
+use crate::cli::peek::{Peek, Route, Subject, value};
 use crate::cli::progress::Bar;
 use crate::clock::now_us;
 use crate::config::OutboxConfig;
@@ -25,7 +26,7 @@ use crate::upkeep::cleanup::published_of;
 #[derive(Debug, Args)]
 pub(crate) struct PendingArgs {
     #[command(flatten)]
-    pub peek: PeekArgs,
+    pub settings: SourceSettings,
     /// Show the first events, one by one
     #[arg(long, value_name = "EVENTS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
     pub show: u32,
@@ -64,7 +65,7 @@ const PAYLOAD_CHARS_MAX: usize = 1_000;
 
 /// Prints the events that are not delivered, and how many there are.
 pub(super) async fn pending(args: &PendingArgs) -> Outcome {
-    let subject = Subject::look(&args.peek, "pending").await?;
+    let subject = Subject::look(&args.settings, "pending").await?;
     if let Some(why) = polls_because(&subject.source, &subject.facts) {
         let report = polled(subject, &why).await?;
         return print_report(args.output, &report, &report.text(now_us() / 1_000));
@@ -85,8 +86,7 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     };
     drop(bar);
     peek.end().await;
-    let groups = tally.groups.into_iter().map(|(key, group)| Group { key, ..group }).collect();
-    let report = Report { complete: read.is_ok(), ..tally.report }.with_groups(groups);
+    let report = Report { complete: read.is_ok(), ..tally.report }.with_groups(tally.groups.into_values().collect());
     print_report(args.output, &report, &report.text(now_us() / 1_000))?;
     Ok(read?)
 }
@@ -200,7 +200,8 @@ impl Tally {
     fn count(&mut self, key: GroupKey, committed_ms: i64, bytes: u64) {
         let is_left_out = self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&key);
         let others = || GroupKey { outbox: "(others)".to_owned(), ..GroupKey::default() };
-        let group = self.groups.entry(if is_left_out { others() } else { key }).or_default();
+        let key = if is_left_out { others() } else { key };
+        let group = self.groups.entry(key.clone()).or_insert_with(|| Group { key, ..Group::default() });
         group.events += 1;
         group.bytes = Some(group.bytes.unwrap_or_default() + bytes);
         group.oldest_ms = Some(group.oldest_ms.map_or(committed_ms, |oldest| oldest.min(committed_ms)));
@@ -236,56 +237,34 @@ impl Report {
         }
         rows.push(("events", format!("{}{unroutable}", self.events)));
         rows.push(("oldest", or_dash(oldest.map(|(at, ms)| format!("{at}, {} ago", age(ms, now_ms))))));
-        let rows: Vec<_> = rows.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
-        let mut text = aligned(&rows) + "\n";
-        let groups = self.groups.iter().map(|Group { key, events, bytes, oldest_ms, .. }| {
-            let GroupKey { outbox, aggregate_type, topic } = key;
+        let (mut groups, mut shown) = (
+            Grid::headed("outbox, aggregate type, topic, events, size, oldest"),
+            Grid::headed("id, aggregate, type, topic, committed at, commit LSN, index, xid, size, "),
+        );
+        for Group { key: GroupKey { outbox, aggregate_type, topic }, events, bytes, oldest_ms, .. } in &self.groups {
             let oldest = or_dash(oldest_ms.map(|ms| age(ms, now_ms)));
-            [
-                outbox.clone(),
-                or_dash(aggregate_type.as_ref()),
-                or_dash(topic.as_ref()),
-                events.to_string(),
-                size(*bytes),
-                oldest,
-            ]
-        });
-        text += &table(["outbox", "aggregate type", "topic", "events", "size", "oldest"], groups);
-        let head = ["id", "aggregate", "type", "topic", "committed at", "commit LSN", "index", "xid", "size", ""];
-        text += &table(head, self.shown.iter().map(Shown::cells));
-        text + &notes(&self.notes)
+            let [aggregate_type, topic] = [aggregate_type, topic].map(|text| or_dash(text.as_ref()));
+            groups.row([outbox, &aggregate_type, &topic, events, &size(*bytes), &oldest]);
+        }
+        self.shown.iter().for_each(|event| event.add_to(&mut shown));
+        labelled(rows) + &groups.section() + &shown.section() + &notes(&self.notes)
     }
-}
-
-/// Rows below their heading and an empty line; nothing without rows.
-fn table<const CELLS: usize>(head: [&str; CELLS], rows: impl ExactSizeIterator<Item = [String; CELLS]>) -> String {
-    if rows.len() == 0 {
-        return String::new();
-    }
-    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
-    format!("\n{}\n", aligned(&rows))
 }
 
 impl Shown {
     /// The last cell has the error or the payload.
-    fn cells(&self) -> [String; 10] {
+    fn add_to(&self, table: &mut Grid) {
         let payload = self.payload.as_ref().map(|payload| {
             let payload = payload.as_str().map_or_else(|| payload.to_string(), str::to_owned);
             cell(payload.as_bytes(), PAYLOAD_CHARS_MAX)
         });
         let error = self.error.as_ref().map(|error| format!("cannot be routed: {error}"));
-        [
-            self.id.clone(),
-            or_dash(self.aggregate_id.as_ref()),
-            or_dash(self.event_type.as_ref()),
-            or_dash(self.group.topic.as_ref()),
-            or_dash(self.committed_at.as_ref()),
-            self.commit_lsn.to_string(),
-            self.index.to_string(),
-            or_dash(self.xid),
-            or_dash(self.bytes.map(human_bytes)),
-            error.or(payload).unwrap_or_default(),
-        ]
+        let last = error.or(payload).unwrap_or_default();
+        let texts = [&self.aggregate_id, &self.event_type, &self.group.topic, &self.committed_at];
+        let [aggregate_id, event_type, topic, at] = texts.map(|text| or_dash(text.as_ref()));
+        let (xid, bytes) = (or_dash(self.xid), or_dash(self.bytes.map(human_bytes)));
+        let (lsn, index) = (self.commit_lsn, self.index);
+        table.row([&self.id, &aggregate_id, &event_type, &topic, &at, &lsn, &index, &xid, &bytes, &last]);
     }
 }
 
@@ -349,8 +328,7 @@ mod tests {
     }
 
     fn finished(tally: Tally) -> Report {
-        let groups = tally.groups.into_iter().map(|(key, group)| Group { key, ..group }).collect();
-        Report { complete: true, ..tally.report }.with_groups(groups)
+        Report { complete: true, ..tally.report }.with_groups(tally.groups.into_values().collect())
     }
 
     #[test]

@@ -8,18 +8,15 @@ use clap::{ArgGroup, Args};
 use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
-use crate::cli::output::{
-    Outcome, Output, aligned, counted, listed, note, notes, print_report, shown_and_confirmed, warn,
-};
+use crate::cli::output::{Consent, Grid, Outcome, counted, note, notes, or_dash, print_report};
 use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::Range;
-use crate::config::layers::Settings;
 use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
-use crate::replay::{Replay, ReplayProgress, RowFilter, SendEnd, Survey};
+use crate::replay::{Found, Replay, ReplayProgress, RowFilter, SendEnd, Survey};
 use crate::sink::AnySink;
 
 #[derive(Debug, Args, Serialize)]
@@ -44,18 +41,12 @@ pub(crate) struct ReplayArgs {
     /// Rows that satisfy this SQL condition over the table's columns
     #[arg(long = "where", value_name = "SQL", group = "rows")]
     pub condition: Option<String>,
-    /// Publish nothing; print the plan
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
     /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
     #[command(flatten)]
     #[serde(skip)]
-    pub output: Output,
+    pub consent: Consent,
 }
 
 pub(super) const HELP: &str = "\
@@ -81,10 +72,10 @@ Exit codes:
   30  Kafka cannot be reached (31: refuses)";
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+const OTHERWISE: &str = "nothing was published";
 
 pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
-    let (settings, config) = configured(args)?;
-    warn(config::warnings(&settings, &config));
+    let config = configured(args)?;
     let reader = Reader::connect(&config.source.database, "walrelay replay").await?;
     let range = Range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let wanted = RowFilter {
@@ -95,19 +86,22 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         sql: args.condition.clone(),
     };
     let mut replay = Replay::open(&config, reader, &wanted).await?;
-    let mut bar = Bar::new(args.output);
+    let (consent, output) = (args.consent, args.consent.output);
+    let mut bar = Bar::new(output);
     let survey =
         replay.survey(&mut |table, read, of| bar.at(read, Some(of), || format!("rows of {table} read"))).await?;
     drop(bar);
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
-    let mut report = Report::new(survey, args.dry_run);
+    let mut report = Report::new(survey, consent.dry_run);
     report.notes.extend(replay.notes().iter().cloned());
     if let Some(error) = report.fault(&wanted) {
-        print_report(args.output, &report, &report.text())?;
+        print_report(output, &report, &report.text())?;
         return Err(error.into());
     }
-    if args.dry_run {
-        return print_report(args.output, &report, &report.text());
+    let question = format!("Publish {} again?", report.rows());
+    if consent.dry_run {
+        consent.given(&report, &report.text(), question, OTHERWISE).await?;
+        return Ok(());
     }
     let sink = AnySink::connect(&config)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -115,17 +109,16 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         report.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
     }
     // The transaction stays open until the answer, and holds back vacuum.
-    let question = format!("Publish {} again?", report.rows());
-    shown_and_confirmed(&report.text(), args.output, args.yes, question, "nothing was published").await?;
+    consent.given(&report, &report.text(), question, OTHERWISE).await?;
     let stop = on_signals()?;
-    let mut sending = Sending::new(args.output, "rows published");
+    let mut sending = Sending::new(output, "rows published");
     let (published, ended) =
         replay.publish(sink, stop, &mut |published, of, answers| sending.at(published.acked, of, answers)).await;
     drop(sending);
     report.published(published);
-    print_report(args.output, &report, "")?;
+    print_report(output, &report, "")?;
     match ended {
-        Ok(SendEnd::All) => args.output.say(report.result()),
+        Ok(SendEnd::All) => output.say(report.result()),
         Ok(SendEnd::Stopped) => Err(report.stopped().into()),
         Err(error) => {
             note(report.result());
@@ -135,26 +128,24 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
 }
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.
-fn configured(args: &ReplayArgs) -> Result<(Settings, Config)> {
+fn configured(args: &ReplayArgs) -> Result<Config> {
     let file = &args.settings.common.file;
     let mut typed = flags(args);
     let named = typed.remove("outbox.table");
     let settings = config::settings(&typed, file)?;
     let Some(named) = named.filter(|_| settings.has_several_outboxes()) else {
-        let settings = config::settings(&flags(args), file)?;
-        let config = config::config(&settings, false)?;
-        return Ok((settings, config));
+        return Ok(config::read_all(args, file)?.1);
     };
     let refused = |cause: String| {
         Error::new(Kind::Config, format!("--table: {cause}")).remedy("name one of the tables as the file writes it")
     };
     let table: TableName = named.parse().map_err(|_| refused("this is not a table name".to_owned()))?;
-    let mut config = config::config(&settings, false)?;
+    let mut config = config::checked(&settings)?;
     config.outboxes.retain(|outbox| outbox.source.table() == Some(&table));
     if config.outboxes.is_empty() {
         return Err(refused(format!("none of the outboxes is {table}")));
     }
-    Ok((settings, config))
+    Ok(config)
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -226,53 +217,29 @@ impl Report {
     }
 
     pub(crate) fn text(&self) -> String {
-        let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()).to_string());
-        let plain = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
-        let mut tables = vec![["outbox", "rows", "first", "last", "from", "to", "order"].map(str::to_owned)];
-        let mut topics = vec![["topic", "rows", "outbox"].map(str::to_owned)];
-        for found in &self.survey.tables {
-            let id = |id| shown(id).unwrap_or_else(|| "-".to_owned());
-            tables.push([
-                found.outbox.clone(),
-                found.rows.to_string(),
-                id(&found.first),
-                id(&found.last),
-                plain(&found.from),
-                plain(&found.to),
-                plain(&found.order),
-            ]);
-            let rows = |(topic, rows): (&String, &u64)| [topic.clone(), rows.to_string(), found.outbox.clone()];
-            topics.extend(found.topics.iter().map(rows));
+        let shown = |text: &Option<String>| or_dash(text.as_deref().map(|text| Shown::of(text.as_bytes())));
+        let mut tables = Grid::headed("outbox, rows, first, last, from, to, order");
+        let (mut topics, mut unroutable) = (Grid::headed("topic, rows, outbox"), Grid::default());
+        for Found { outbox, rows, first, last, from, to, order, topics: of } in &self.survey.tables {
+            let [from, to, order] = [from, to, order].map(|text| or_dash(text.as_ref()));
+            tables.row([outbox, rows, &shown(first), &shown(last), &from, &to, &order]);
+            of.iter().for_each(|(topic, rows)| topics.row([topic, rows, outbox]));
         }
-        let mut text = aligned(&tables) + "\n";
-        if topics.len() > 1 {
-            text += &format!("\n{}\n", aligned(&topics));
+        for row in &self.survey.unroutable_rows {
+            let (outbox, id) = (format!("  {}", row.outbox), format!("id {}", Shown::of(row.id.as_bytes())));
+            unroutable.row([&outbox, &id, &row.why]);
         }
-        if self.survey.unroutable > 0 {
-            let rows = self.survey.unroutable_rows.iter();
-            let lines: Vec<_> = rows
-                .map(|row| {
-                    let id = Shown::of(row.id.as_bytes());
-                    [format!("  {}", row.outbox), format!("id {id}"), row.why.clone()]
-                })
-                .collect();
-            text += &listed("unroutable", self.survey.unroutable, &lines);
-        }
+        let mut text = tables.text() + &topics.section() + &unroutable.titled("unroutable", self.survey.unroutable);
         if !self.notes.is_empty() {
             text += "\n";
         }
-        text += &notes(&self.notes);
-        if self.dry_run {
-            text += "\nDry run: nothing was published.\n";
-        }
-        text
+        text + &notes(&self.notes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::Found;
     use crate::replay::Unroutable;
 
     fn survey(unroutable: u64) -> Survey {
@@ -313,10 +280,7 @@ mod tests {
           public.outbox  id "a-3"  column a is NULL
 
         note: topic returns does not exist
-
-        Dry run: nothing was published.
         "#);
-        assert!(!Report::new(survey(0), false).text().contains("Dry run"));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!((&json["rows"], &json["tables"][0]["topics"]["orders"]), (&12.into(), &11.into()));
         assert_eq!((&json["unroutable_rows"][0]["id"], &json["dry_run"]), (&"a-3".into(), &true.into()));

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
-use crate::cli::config::{self, AGE_MAX, Common, DAY, flags, seconds};
+use crate::cli::config::{self, AGE_MAX, Common, DAY, seconds};
 use crate::cli::nagios::{Check, Figure, State};
-use crate::cli::output::{Outcome, Output, aligned, counted, or_dash, print, print_line, print_to_reader, warn};
+use crate::cli::output::{Outcome, Output, counted, labelled, or_dash, print, print_line, print_to_reader};
 use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
@@ -130,8 +130,7 @@ struct Checked {
 
 impl Checked {
     async fn open(args: &StatusArgs) -> Result<Checked> {
-        let settings = config::settings(&flags(&args.common), &args.common.file)?;
-        warn(settings.warnings());
+        let settings = config::read(&args.common, &args.common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         Ok(Checked { session: Session::connect(&database, "status").await?, slot, limits: Limits::of(args) })
     }
@@ -393,7 +392,7 @@ impl Report {
             ("WAL bound", bound),
             ("failover", or_dash(self.failover.map(|failover| if failover { "kept on standbys" } else { "off" }))),
         ];
-        aligned(&rows.map(|(name, value)| [name.to_owned(), value])) + "\n"
+        labelled(rows)
     }
 
     fn parked_text(&self) -> String {

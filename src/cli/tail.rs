@@ -6,8 +6,9 @@ use clap::Args;
 use tokio::io::{AsyncWriteExt as _, Stdout};
 use tokio::time::timeout;
 
+use crate::cli::config::SourceSettings;
 use crate::cli::output::{Failure, Outcome, warn};
-use crate::cli::peek::{Peek, PeekArgs, Route, Subject, value};
+use crate::cli::peek::{Peek, Route, Subject, value};
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::Event;
@@ -19,7 +20,7 @@ use crate::sink::printed;
 #[derive(Debug, Args)]
 pub(crate) struct TailArgs {
     #[command(flatten)]
-    pub peek: PeekArgs,
+    pub settings: SourceSettings,
     /// Print the events that commit from now on, also beside a running relay; without it, those that wait in the slot
     #[arg(long, short)]
     pub follow: bool,
@@ -70,7 +71,7 @@ Exit codes:
 
 /// Prints records until there are no more, or until told to stop.
 pub(super) async fn tail(args: &TailArgs) -> Outcome {
-    let subject = Subject::look(&args.peek, "tail").await?;
+    let subject = Subject::look(&args.settings, "tail").await?;
     let mut peek = if args.follow {
         Box::pin(Peek::from_now(subject)).await?
     } else {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
-use crate::cli::config::{self, Common, flags};
-use crate::cli::output::{Outcome, Output, confirm, note, print_report, warn};
+use crate::cli::config::{self, Common};
+use crate::cli::output::{Outcome, Output, confirm, note, print_report};
 use crate::cli::sql::{self, Session, Value, column, fill};
 use crate::cli::steps::{How, Plan, Step};
 use crate::cli::undelivered::parked::ParkedCount;
@@ -70,8 +70,7 @@ Exit codes:
 
 /// Drops the slot and the publication, after a question. A missing object is no error.
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
-    let settings = config::settings(&flags(args), &args.common.file)?;
-    warn(settings.warnings());
+    let settings = config::read(args, &args.common.file)?;
     let (source, outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "teardown").await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;

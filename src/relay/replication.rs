@@ -257,7 +257,9 @@ impl ReplicationLoop<'_> {
     /// The server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
         let (reads, confirmed) = (self.reads(), self.pipeline.confirmable());
-        if let Some(until) = self.session.stream.answer(now, confirmed, reads)? {
+        let StreamReader { wal, feedback, .. } = &mut self.session.stream;
+        feedback.set_reading(reads, now);
+        if let Some(until) = wal.answer(feedback, now, confirmed)? {
             return Ok(until);
         }
         self.statistics.status_updates += 1;

@@ -131,17 +131,13 @@ impl Session {
         let Some(start) = keep_alive(&mut stream, source.wal_sender_timeout / 3, &control, start).await? else {
             return Ok(Opened::Table(TableReason::Gap));
         };
-        let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
-        let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
-        let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
-        let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
         let session = Session {
             stream: StreamReader::new(stream, source.wal_sender_timeout),
             control,
             store: Some(start.store),
-            table_oids: table_oids.collect(),
+            table_oids: facts.table_oids(&config.outboxes),
             fingerprints,
-            base_types,
+            base_types: BaseTypes::new(facts.base_types(), facts.wal_end),
             vanished: vanished.map(|error| (start.wal_end, error)),
             marker: marker.map(Arc::new),
             waiting: start.waiting,

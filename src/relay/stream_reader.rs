@@ -4,11 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::Result;
-use crate::failpoint;
-use crate::position::Lsn;
-use crate::source::feedback::{Action, Feedback, dead};
-use crate::source::{Io, Notice, Status, WalStream};
+use crate::source::feedback::Feedback;
+use crate::source::{Io, Notice, WalStream};
 
 /// Bytes that arrive this soon after the reader was ready came at once.
 const AT_ONCE: Duration = Duration::from_micros(300);
@@ -128,25 +125,6 @@ impl StreamReader {
     /// The socket has nothing more to read just now.
     pub(super) fn is_dry(&mut self) {
         self.pacer.dry(Instant::now(), self.wal.buffered_bytes());
-    }
-
-    /// Queues a status update where one is due. Gives when to look again; none where one was queued.
-    ///
-    /// # Errors
-    /// The server fell silent (P5).
-    pub(super) fn answer(&mut self, now: Instant, confirmed: Lsn, room: bool) -> Result<Option<Instant>> {
-        self.feedback.set_reading(room, now);
-        match self.feedback.action(now, confirmed) {
-            Action::Wait(until) => Ok(Some(until)),
-            Action::Send { reply_requested } => {
-                failpoint::reached("confirming");
-                let received = self.wal.received();
-                self.wal.queue_status(Status { received, confirmed, reply_requested });
-                self.feedback.sent(now, confirmed, reply_requested);
-                Ok(None)
-            }
-            Action::Dead { silence } => Err(dead(silence)),
-        }
     }
 }
 

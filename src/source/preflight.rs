@@ -2,7 +2,7 @@
 //!
 //! [`inspect`] reads facts from the server. [`judge()`] decides by the facts alone, so that a table of tests covers every fault.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
 
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Flags, Member, Publication, Table};
+use crate::template::ColumnType;
 
 /// The oldest supported major version.
 pub(crate) const MAJOR_MIN: u32 = 14;
@@ -110,6 +111,18 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
+    }
+
+    /// The outboxes by the OIDs of their tables, for an assembler.
+    pub(crate) fn table_oids(&self, outboxes: &[OutboxConfig]) -> HashMap<u32, usize> {
+        let tables = outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
+        let oid = |((number, _), catalog): ((usize, _), &Catalog)| Some((catalog.table.as_ref()?.oid, number));
+        tables.zip(&self.catalogs).filter_map(oid).collect()
+    }
+
+    /// See [`Catalog::base_types`].
+    pub(crate) fn base_types(&self) -> HashMap<u32, ColumnType> {
+        self.catalogs.iter().flat_map(|catalog| catalog.base_types.clone()).collect()
     }
 
     /// The outbox tables that a crash of the server empties.

@@ -15,12 +15,14 @@ use tokio::time::{Instant, timeout_at};
 use crate::clock::{POSTGRES_EPOCH_US, now_us};
 use crate::config::{SlotName, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::failpoint;
 use crate::position::Lsn;
 use crate::postgres::fault::{self, WAITS_FOR_STANDBY, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
 use crate::postgres::transport::{Transport, Unwatch};
 use crate::postgres::wire::{Cursor, Frame, FrameError, Inbox, parameter_status};
+use crate::source::feedback::{Action, Feedback, dead};
 
 /// Type and length.
 const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];
@@ -195,6 +197,23 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.output.asks_for_reply |= status.reply_requested;
         let status = Status { received, confirmed: self.confirmed, reply_requested: self.output.asks_for_reply };
         self.output.bytes.extend(status_update(status, now_us()));
+    }
+
+    /// Queues a status update where one is due. Gives when to look again; none where one was queued.
+    ///
+    /// # Errors
+    /// The server fell silent (P5).
+    pub(crate) fn answer(&mut self, feedback: &mut Feedback, now: Instant, confirmed: Lsn) -> Result<Option<Instant>> {
+        match feedback.action(now, confirmed) {
+            Action::Wait(until) => Ok(Some(until)),
+            Action::Send { reply_requested } => {
+                failpoint::reached("confirming");
+                self.queue_status(Status { received: self.received(), confirmed, reply_requested });
+                feedback.sent(now, confirmed, reply_requested);
+                Ok(None)
+            }
+            Action::Dead { silence } => Err(dead(silence)),
+        }
     }
 
     pub(crate) fn has_output(&self) -> bool {

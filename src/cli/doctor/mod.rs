@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Outcome, Output, aligned, counted, print_report};
+use crate::cli::output::{Grid, Outcome, Output, counted, print_report};
 use crate::config::Config;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
@@ -47,7 +47,7 @@ The other codes are those with which run would end, or which it would retry, at 
 
 /// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
 pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.relay.common.file)?;
+    let settings = config::settings(&flags(&args.settings), &args.settings.source.relay.common.file)?;
     let config = config::config(&settings, false)?;
     let mut report = Report { complete, checks: Vec::new() };
     report.ok("configuration", "", "valid");
@@ -174,17 +174,17 @@ impl Report<'_> {
     }
 
     fn text(&self) -> String {
-        let mut rows = vec![["state", "check", "subject", "found"].map(str::to_owned)];
+        let mut table = Grid::headed("state, check, subject, found");
         for Check { check, subject, state, found, fix, .. } in &self.checks {
-            rows.push([(*state).to_owned(), (*check).to_owned(), subject.clone(), found.clone()]);
+            table.row([state, check, subject, found]);
             // A line is what can be pasted alone.
             for (number, line) in fix.iter().flat_map(|fix| fix.lines()).enumerate() {
                 let lead = if number == 0 { "fix: " } else { "     " };
-                rows.push([String::new(), String::new(), String::new(), format!("{lead}{line}")]);
+                table.row([&"", &"", &"", &format_args!("{lead}{line}")]);
             }
         }
         let warnings = counted(self.count(WARNING), WARNING);
-        format!("{}\n\n{} ok, {warnings}, {} wrong\n", aligned(&rows), self.count(OK), self.count(WRONG))
+        format!("{}\n{} ok, {warnings}, {} wrong\n", table.text(), self.count(OK), self.count(WRONG))
     }
 
     /// The error of the first check that is wrong; a finding where there are only warnings.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, Common, DAY, duration, flags};
-use crate::cli::output::{Outcome, Output, note, print_report, shell_word, warn};
+use crate::cli::output::{Outcome, Output, note, print_report, shell_word};
 use crate::cli::sql::{Session, column};
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::Mode;
@@ -73,8 +73,7 @@ Exit codes:
 
 /// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
 pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
-    let settings = config::settings(&flags(args), &args.common.file)?;
-    warn(settings.warnings());
+    let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = Session::connect(&source.database, "setup").await?;
     row_key::find(session.client(), &source, &settings.delivery()?, &mut outboxes).await?;

@@ -14,7 +14,7 @@ use tokio::task::JoinError;
 
 use super::{
     Change, ChangeArgs, Chosen, Counts, Details, Event, Found, Header, Help, ListArgs, More, NAME_CHARS_MAX, SHOWN_MAX,
-    ShowArgs, State, Store, agreed, error_text, name,
+    ShowArgs, State, Store, UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
 use crate::cli::output::{Outcome, Output, aligned, cell, counted, note, notes, print_report, time, warn};
@@ -76,7 +76,7 @@ impl Store for DeadLetters {
     /// Reads the topic twice, because the marker of a dead letter is behind it. Memory holds the listed dead letters, two
     /// bits for each resolved one, and the records fetched ahead.
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
-        let topic = Topic::open(&args.chosen, Flags::new())?;
+        let topic = Topic::open(&args.chosen, args.output, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let scope = if args.all { DeadLetterScope::All } else { DeadLetterScope::Unresolved };
         let (events, counts) = topic.read(move |topic, on_read| topic.oldest(scope, limit, on_read)).await?;
@@ -85,7 +85,7 @@ impl Store for DeadLetters {
 
     /// Memory holds the shown dead letters, with `--payload` their values, too.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
-        let topic = Topic::open(&args.chosen, Flags::new())?;
+        let topic = Topic::open(&args.chosen, args.output, Flags::new())?;
         let payload = args.payload;
         let (events, counts) = topic.read(move |topic, on_read| topic.details(payload, on_read)).await?;
         Ok(topic.found(events, counts))
@@ -95,11 +95,11 @@ impl Store for DeadLetters {
     /// them. Memory holds two bits for each resolved dead letter, `kafka.max_in_flight_bytes` of records in flight, and
     /// the records fetched ahead.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
-        let topic = Topic::open(&args.chosen, flags(&args.more))?;
-        let dry_run = args.dry_run;
+        let topic = Topic::open(&args.chosen, args.consent.output, flags(&args.more))?;
+        let dry_run = args.consent.dry_run;
         let (scan, mut plan) = topic.read(move |topic, on_read| topic.survey(change, dry_run, on_read)).await?;
         if let Some(error) = plan.fault() {
-            print_report(args.chosen.output, &plan, &plan.text())?;
+            print_report(args.consent.output, &plan, &plan.text())?;
             return Err(error.into());
         }
         let outcome = match change {
@@ -113,7 +113,7 @@ impl Store for DeadLetters {
                 plan.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
             }
         }
-        if !agreed(args, &plan, &plan.text(), plan.question()).await? {
+        if !args.consent.given(&plan, &plan.text(), plan.question(), UNCHANGED).await? {
             return Ok(());
         }
         let (sender, receiver) = mpsc::channel(LETTERS_AHEAD);
@@ -121,17 +121,17 @@ impl Store for DeadLetters {
         let reading = tokio::task::spawn_blocking(move || {
             choose(&scan, &reader.wanted, outcome, &reader.reserved(), &sender);
         });
-        let (mut sending, of) = (Sending::new(args.chosen.output, "dead letters resolved"), plan.chosen());
+        let (mut sending, of) = (Sending::new(args.consent.output, "dead letters resolved"), plan.chosen());
         let mut on_read = |progress: &Progress, answers: bool| sending.at(progress.resolved, of, answers);
         let (progress, ended) = resolver.run(receiver, on_signals()?, &mut on_read).await;
         drop(sending);
         (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
-        print_report(args.chosen.output, &plan, "")?;
+        print_report(args.consent.output, &plan, "")?;
         match ended {
             Ok(SendEnd::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                args.chosen.output.say(plan.result())
+                args.consent.output.say(plan.result())
             }
             Ok(SendEnd::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
@@ -154,8 +154,8 @@ struct Topic {
 }
 
 impl Topic {
-    fn open(chosen: &Chosen<DeadLetters>, mut more: Flags) -> Result<Arc<Topic>> {
-        let Chosen { store, filters, output } = chosen;
+    fn open(chosen: &Chosen<DeadLetters>, output: Output, mut more: Flags) -> Result<Arc<Topic>> {
+        let Chosen { store, filters } = chosen;
         more.extend(flags(store));
         let config = config::config(&config::settings(&more, &store.file)?, false)?;
         warn(config::unverified(&config));
@@ -172,7 +172,7 @@ impl Topic {
             until_ms: span.until_ms,
             slot: (!store.all_slots).then(|| config.source.slot.to_string()),
         };
-        Ok(Arc::new(Topic { config, wanted, output: *output, now_ms }))
+        Ok(Arc::new(Topic { config, wanted, output, now_ms }))
     }
 
     fn name(&self) -> &str {

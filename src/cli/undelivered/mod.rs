@@ -12,7 +12,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use serde::Serialize;
 
 use crate::cli::output::{
-    Outcome, Output, age, aligned, cell, counted, cut, note, print_report, shown_and_confirmed, table, width,
+    Consent, Outcome, Output, age, aligned, cell, counted, cut, labelled, note, print_report, table, width,
 };
 use crate::config::unit::parse_duration;
 use crate::dead_letters as library;
@@ -23,6 +23,7 @@ pub(crate) use dead_letters::DeadLetters;
 pub(crate) use parked::Parked;
 
 const SHOWN_MAX: usize = 20;
+const UNCHANGED: &str = "nothing was changed";
 
 #[derive(Debug)]
 pub(crate) struct Help {
@@ -52,7 +53,7 @@ pub(crate) trait Store: Args + std::fmt::Debug {
     /// Reads up to `SHOWN_MAX` events with all known fields. Changes nothing.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>>;
 
-    /// Shows the plan of `change`, asks with `agreed`, and carries the plan out.
+    /// Shows the plan of `change`, asks, and carries the plan out.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
 }
 
@@ -90,8 +91,6 @@ pub(crate) struct Chosen<S: Store> {
     pub store: S,
     #[command(flatten)]
     pub filters: Filters,
-    #[command(flatten)]
-    pub output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +103,8 @@ pub(crate) struct ListArgs<S: Store> {
     /// The most events to list; all are counted
     #[arg(long, value_name = "EVENTS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +117,8 @@ pub(crate) struct ShowArgs<S: Store> {
     /// Print the event's payload, too
     #[arg(long)]
     pub payload: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -125,12 +128,8 @@ pub(crate) struct ChangeArgs<S: Store> {
     /// Choose all events that are neither delivered nor dropped
     #[arg(long)]
     pub all: bool,
-    /// Change nothing; print the plan
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
+    #[command(flatten)]
+    pub consent: Consent,
     #[command(flatten)]
     pub more: S::ChangeFlags,
 }
@@ -150,7 +149,7 @@ async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
     args.chosen.filters.has_classes(S::CLASSES)?;
     let found = S::list(args).await?;
     let text = if found.why_none.is_none() { found.text(width()) } else { String::new() };
-    print_report(args.chosen.output, &found, &text)?;
+    print_report(args.output, &found, &text)?;
     match found.why_none {
         Some(error) => Err(error.into()),
         None => Ok(()),
@@ -168,7 +167,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
     let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
-    print_report(args.chosen.output, &found, &texts.join("\n"))
+    print_report(args.output, &found, &texts.join("\n"))
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
@@ -185,16 +184,6 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
     }
     args.chosen.filters.has_classes(S::CLASSES)?;
     S::change(args, change).await
-}
-
-/// Shows a plan and asks for its confirmation. `false` for a dry run, which ends here.
-async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
-    if args.dry_run {
-        print_report(args.chosen.output, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
-        return Ok(false);
-    }
-    shown_and_confirmed(text, args.chosen.output, args.yes, question, "nothing was changed").await?;
-    Ok(true)
 }
 
 /// The conditions for events. An event has to match all of them.
@@ -509,10 +498,9 @@ impl Details {
                 ("headers", headers.iter().map(cells).collect(), Vec::from_iter(value))
             }
         };
-        let line = |(name, text): (&str, String)| vec![name.to_owned(), cell(text.as_bytes(), ERROR_CHARS_MAX)];
-        let lines: Vec<_> = fields.into_iter().map(line).collect();
         let parts: Vec<Vec<String>> = parts;
-        let mut text = aligned(&lines) + "\n";
+        let line = |(name, text): (&'static str, String)| (name, cell(text.as_bytes(), ERROR_CHARS_MAX));
+        let mut text = labelled(fields.into_iter().map(line));
         if !parts.is_empty() {
             text += &format!("{part}\n{}\n", aligned(&parts));
         }

@@ -9,10 +9,10 @@ use tokio_postgres::types::ToSql;
 
 use super::{
     Change, ChangeArgs, Chosen, Column, Counts, Details, Event, Found, Help, ListArgs, More, SHOWN_MAX, ShowArgs, Span,
-    State, Store, StoreCounts, agreed, error_text, name,
+    State, Store, StoreCounts, UNCHANGED, error_text, name,
 };
-use crate::cli::config::{self, Common, flags};
-use crate::cli::output::{Outcome, counted, print_report, time, warn};
+use crate::cli::config::{self, Common};
+use crate::cli::output::{Outcome, counted, print_report, time};
 use crate::cli::sql::{Session, column};
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -86,10 +86,10 @@ impl Store for Parked {
             Change::Retry => column(row, "heads")?,
             Change::Drop => column(row, "events")?,
         };
-        let (dry_run, waiting, relay_runs) = (args.dry_run, count(row, "waiting")?, relay.is_some());
+        let (dry_run, waiting, relay_runs) = (args.consent.dry_run, count(row, "waiting")?, relay.is_some());
         let slot = table.slot.to_string();
         let mut plan = Request { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
-        if !agreed(args, &plan, &plan.text(), plan.question()).await? {
+        if !args.consent.given(&plan, &plan.text(), plan.question(), UNCHANGED).await? {
             return Ok(());
         }
         let word = match change {
@@ -98,7 +98,7 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        print_report(args.chosen.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
+        print_report(args.consent.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
     }
 }
 
@@ -116,8 +116,7 @@ impl Table<'_> {
     async fn open(chosen: &Chosen<Parked>) -> Result<Table<'_>> {
         let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.store.common;
-        let settings = config::settings(&flags(common), &common.file)?;
-        warn(settings.warnings());
+        let settings = config::read(common, &common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = Session::connect(&database, "parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;

@@ -12,8 +12,8 @@ use clap::Args;
 use rows::Plan;
 use serde::Serialize;
 
-use crate::cli::config::{self, DAY, RelaySettings, duration, flags};
-use crate::cli::output::{Outcome, Output, aligned, listed, notes, print_report, warn};
+use crate::cli::config::{self, DAY, RelaySettings, duration};
+use crate::cli::output::{Grid, Outcome, Output, notes, or_dash, print_report};
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, Session};
 use crate::config::{Config, OutboxConfig};
@@ -73,9 +73,7 @@ Exit codes:
 const CLOCKS_APART_MS: i64 = 3_600_000;
 
 pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.common.file)?;
-    let config = config::config(&settings, false)?;
-    warn(config::warnings(&settings, &config));
+    let (_, config) = config::read_all(&args.settings, &args.settings.common.file)?;
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = Session::connect(&source.database, "verify").await?;
@@ -187,41 +185,18 @@ impl Report {
 
     /// The report for people. Records without a row are listed only with `unknown`: deleted rows always leave some.
     pub(crate) fn text(&self, unknown: bool) -> String {
-        let head = [
-            "outbox",
-            "topic",
-            "rows",
-            "records",
-            "missing",
-            "duplicated",
-            "out of order",
-            "unknown",
-            "outside",
-            "replayed",
-        ];
-        let counts = |outbox: &str, topic: &str, counts: &Counts, ordered: bool| {
-            let number = |number: u64| number.to_string();
-            [
-                outbox.to_owned(),
-                topic.to_owned(),
-                number(counts.rows),
-                number(counts.records),
-                number(counts.missing),
-                number(counts.duplicated),
-                if ordered { number(counts.out_of_order) } else { "-".to_owned() },
-                number(counts.unknown),
-                number(counts.outside),
-                number(counts.replayed),
-            ]
+        let head = "outbox, topic, rows, records, missing, duplicated, out of order, unknown, outside, replayed";
+        let (flows, mut table) = (&self.findings.flows, Grid::headed(head));
+        let mut counts = |outbox: &str, topic: &str, counts: &Counts, is_ordered: bool| {
+            let Counts { rows, records, missing, duplicated, out_of_order, unknown, outside, replayed } = counts;
+            let order = or_dash(Some(out_of_order).filter(|_| is_ordered));
+            table.row([&outbox, &topic, rows, records, missing, duplicated, &order, unknown, outside, replayed]);
         };
-        let flows = &self.findings.flows;
-        let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(flows.iter().map(|flow| counts(&flow.outbox, &flow.topic, &flow.counts, flow.order_checked)));
+        flows.iter().for_each(|flow| counts(&flow.outbox, &flow.topic, &flow.counts, flow.order_checked));
         if flows.len() != 1 {
-            let ordered = flows.iter().any(|flow| flow.order_checked);
-            rows.push(counts("total", "", &self.total, ordered));
+            counts("total", "", &self.total, flows.iter().any(|flow| flow.order_checked));
         }
-        let mut text = aligned(&rows) + "\n";
+        let mut text = table.text();
         for (what, of, list) in [
             ("missing", self.total.missing, &self.findings.missing),
             ("unroutable", self.findings.unroutable, &self.findings.unroutable_rows),
@@ -229,17 +204,14 @@ impl Report {
             ("duplicated", self.total.duplicated, &self.findings.duplicated),
             ("unknown", self.total.unknown, &self.findings.unknown),
         ] {
-            if list.is_empty() || what == "unknown" && !unknown {
-                continue;
-            }
-            let lines: Vec<[String; 4]> = list.iter().map(line).collect();
-            text += &listed(what, of, &lines);
+            let mut examples = Grid::default();
+            list.iter().filter(|_| what != "unknown" || unknown).for_each(|example| add(&mut examples, example));
+            text += &examples.titled(what, of);
         }
         if !self.notes.is_empty() {
             text += "\n";
         }
-        text += &notes(&self.notes);
-        text
+        text + &notes(&self.notes)
     }
 
     pub(crate) fn verdict(&self, no_duplicates: bool) -> Result<()> {
@@ -277,21 +249,20 @@ impl Report {
     }
 }
 
-fn line(example: &Example) -> [String; 4] {
-    let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()).to_string());
-    let topic = example.topic.as_deref().unwrap_or_default();
-    let place = match (example.partition, example.offset) {
+fn add(table: &mut Grid, example: &Example) {
+    let Example { topic, partition, offset, id, key, .. } = example;
+    let shown = |text: &Option<String>| text.as_deref().map(|text| Shown::of(text.as_bytes()));
+    let topic = topic.as_deref().unwrap_or_default();
+    let place = match (partition, offset) {
         (Some(partition), Some(offset)) => format!("{topic}[{partition}]@{offset}"),
         _ => topic.to_owned(),
     };
     let place = if place.is_empty() { example.outbox.clone().unwrap_or_default() } else { place };
     let behind = example.behind_offset.map(|offset| format!("after a later row at {offset}"));
-    [
-        format!("  {place}"),
-        shown(&example.id).map_or_else(|| "no id".to_owned(), |id| format!("id {id}")),
-        shown(&example.key).map(|key| format!("key {key}")).unwrap_or_default(),
-        example.why.clone().or(behind).unwrap_or_default(),
-    ]
+    let id = shown(id).map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
+    let key = shown(key).map(|key| format!("key {key}")).unwrap_or_default();
+    let why = example.why.clone().or(behind).unwrap_or_default();
+    table.row([&format_args!("  {place}"), &id, &key, &why]);
 }
 
 #[cfg(test)]
