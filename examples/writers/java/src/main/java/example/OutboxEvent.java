@@ -27,6 +27,7 @@ public class OutboxEvent {
 
     private String type;
 
+    /** Hibernate writes JSON with the Jackson of the class path. */
     @JdbcTypeCode(SqlTypes.JSON)
     private Map<String, Object> payload;
 
