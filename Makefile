@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
-.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs features deny compose alerts chart unit workflow test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs docs-site features deny compose alerts chart unit workflow test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -30,7 +30,7 @@ demo: ## the main job on a private, throw-away Postgres, verified
 	cargo build --locked $(DEMO)
 	cargo run --locked --quiet $(DEMO) -- demo
 
-check: fmt size compose alerts chart unit workflow lint docs deny ## what CI checks before it tests
+check: fmt size compose alerts chart unit workflow lint docs docs-site deny ## what CI checks before it tests
 
 fmt: ## formatting
 	cargo fmt --check --all
@@ -48,6 +48,9 @@ docs: ## the documentation builds, and its links lead somewhere
 # Links the libraries that a release carries, and those of Kerberos, without the time that its optimisation takes.
 features: ## all features but `system` build together
 	cargo build --locked --features gssapi,failpoints
+
+docs-site: ## the pages of docs as a site in target/docs-site/book, with mdBook; its links lead somewhere
+	@scripts/docs-site
 
 deny: ## licences, sources and advisories of what is linked in
 	@scripts/deny
