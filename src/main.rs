@@ -14,15 +14,14 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     walrelay::failpoint::arm();
-    let typed = Cli::command().try_get_matches().unwrap_or_else(|error| match error.kind() {
-        ErrorKind::DisplayHelp => Cli::documented().get_matches(),
-        ErrorKind::DisplayVersion => error.exit(),
-        _ => {
-            let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-            let Some(text) = usage_error(&error, &words) else { error.exit() };
-            writeln!(std::io::stderr().lock(), "{text}").unwrap_or_default();
-            std::process::exit(Kind::Config.exit_code().into())
+    let typed = Cli::command().try_get_matches().unwrap_or_else(|error| {
+        if error.kind() == ErrorKind::DisplayHelp {
+            return Cli::documented().get_matches();
         }
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        let Some(text) = usage_error(&error, &words).filter(|_| error.use_stderr()) else { error.exit() };
+        writeln!(std::io::stderr().lock(), "{text}").unwrap_or_default();
+        std::process::exit(Kind::Config.exit_code().into())
     });
     let cli = Cli::from_arg_matches(&typed).unwrap_or_else(|error| error.exit());
     // Before librdkafka does: so OpenSSL registers no handler that frees its memory at exit, under the hands of threads that
