@@ -288,7 +288,8 @@ impl Running {
     /// Id, key, type and value of each event in the topic, in the order of its first record.
     fn events(&self) -> Vec<[String; 4]> {
         let mut seen = BTreeSet::new();
-        let event = |record: &Record| [record.header("id"), record.key_text(), record.header("type"), record.value_text()];
+        let event =
+            |record: &Record| [record.header("id"), record.key_text(), record.header("type"), record.value_text()];
         let events = topic::read(self.kafka.brokers(), TOPIC).iter().map(event).collect::<Vec<_>>();
         events.into_iter().filter(|[id, ..]| seen.insert(id.clone())).collect()
     }
@@ -312,7 +313,8 @@ fn succeed(command: Command) {
 fn the_commands_of_the_page_work_and_every_order_arrives() {
     let page = read(&Path::new(ROOT).join("docs/tutorial/compose.md"));
     let blocks = page.split("\n```sh\n").skip(1).map(|rest| rest.split_once("```").expect("an end").0);
-    let commands: Vec<_> = blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("docker compose ")).collect();
+    let commands: Vec<_> =
+        blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("docker compose ")).collect();
     assert_eq!(commands.first(), Some(&"up --build --wait"));
     let mut running = Running::up();
     for command in &commands[1..] {

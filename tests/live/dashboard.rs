@@ -1,4 +1,4 @@
-//! docs/metrics.md: each query of the dashboard returns data from a Prometheus that scrapes relays.
+//! docs/reference/metrics.md: each query of the dashboard returns data from a Prometheus that scrapes relays.
 
 use std::path::PathBuf;
 use std::process::Command;
