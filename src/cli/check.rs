@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 use crate::cli::config::{self, RunSettings};
 use crate::cli::output::{Outcome, Output, cell, error_lines, labelled, note, print, print_report};
 use crate::cli::slot_watch::check_counts;
-use crate::cli::sql::{Session, is_about_value};
+use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
 use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
 use crate::decode::Column;
@@ -19,6 +19,7 @@ use crate::position::Lsn;
 use crate::postgres::catalog::{self, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
+use crate::postgres::sql::SqlSession;
 use crate::route::{Record, Router};
 use crate::sink::is_internal;
 use crate::source::catalog::Catalog;
@@ -82,7 +83,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
         return print(&effective(&settings, &config));
     }
     let source = &config.source;
-    let session = Session::connect(&source.database, "config check").await?;
+    let session = SqlSession::connect(&source.database, "walrelay config check").await?;
     let mut named = config.clone();
     let nameless = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await.err();
     let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
@@ -130,7 +131,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
 }
 
 /// Prepares the SQL of the configuration, as `run` does.
-pub(super) async fn upkeep(session: &Session, config: &Config) -> Result<()> {
+pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
     let has_sql = |outbox: &&OutboxConfig| {
         let of = &outbox.upkeep;
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
@@ -165,27 +166,29 @@ pub(crate) fn described(name: &str, table: &Table) -> Column {
 }
 
 async fn row(
-    session: &Session,
+    session: &SqlSession,
     args: &CheckArgs,
     outbox: &OutboxConfig,
     name: &TableName,
     catalog: Option<&Catalog>,
     role: &str,
 ) -> Result<Found> {
-    let nothing = || Found::no_row("none: the table is empty");
-    let Some(table) = Table::read(session.client(), name).await? else { return Ok(nothing()) };
+    let Some(table) = Table::read(session.client(), name).await? else {
+        return Ok(Found::no_row("none: the table is empty"));
+    };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
     let sampled = Sampled { outbox, name, table: &table };
-    let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await? {
-        Answer::Row { values, chosen } => (values, chosen),
-        Answer::Empty if row_security => {
+    let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await {
+        Ok(Some(found)) => found,
+        Ok(None) if row_security => {
             return Ok(Found::no_row("none: the table is empty, or row-level security hides the rows"));
         }
-        Answer::Empty => return Ok(nothing()),
-        Answer::Forbidden => {
+        Ok(None) => return Ok(Found::no_row("none: the table is empty")),
+        Err(error) if error.kind() == Kind::PostgresRefused && args.id.is_none() => {
             let why = format!("not read: role {role} has no SELECT on the table; run does not need that right");
             return Ok(Found::no_row(why));
         }
+        Err(error) => return Err(error),
     };
     let id = values.first().cloned().flatten().unwrap_or_default();
     let mut found = Found { row: Some(RowId { id, chosen }), ..Found::default() };
@@ -205,17 +208,8 @@ pub(super) struct Sampled<'a> {
     pub(super) table: &'a Table,
 }
 
-enum Answer {
-    Row {
-        /// Values of the outbox's columns, in that order; `None` is NULL.
-        values: Vec<Option<String>>,
-        /// The reason for the choice of the row, for people.
-        chosen: String,
-    },
-    Empty,
-    /// The role may not read the table.
-    Forbidden,
-}
+/// Values of an outbox's columns, in that order; `None` is NULL.
+type Values = Vec<Option<String>>;
 
 impl Sampled<'_> {
     pub(super) fn select(&self) -> Result<String> {
@@ -257,60 +251,46 @@ impl Sampled<'_> {
     }
 }
 
-/// Reads the row with this id, or the newest. The values have the text form that the stream would have: the simple protocol
-/// prints them with the output functions of their types, and a cast to text does not (`true` for `t`). Takes at most ten
-/// seconds for each of two attempts.
-async fn read(session: &Session, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Answer> {
+/// Reads the row with this id, or the newest, and tells why that one. The values have the text form that the stream would
+/// have: the simple protocol prints them with the output functions of their types, and a cast to text does not (`true` for
+/// `t`). Takes at most ten seconds for each of two attempts.
+///
+/// # Errors
+/// [`Kind::PostgresRefused`] where the role may not read the table.
+async fn read(session: &SqlSession, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Option<(Values, String)>> {
     session.run(READING, LIMIT).await?;
     let (select, name) = (sampled.select()?, sampled.name);
+    let failed = |error: tokio_postgres::Error| fault::sql(While::Querying(READING), &error);
     let Some(id) = id else {
-        let (order, chosen) = match sampled.ordering() {
+        let (order, mut chosen) = match sampled.ordering() {
             Some(column) => {
                 (format!("{} desc nulls last", quote_ident(&column.name)?), format!("the newest by {}", column.name))
             }
             None => ("ctid desc".to_owned(), "the last in the table's file".to_owned()),
         };
-        return match first(session, &format!("{select} order by {order} limit 1")).await {
-            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
-                let chosen = "any row: the search for the newest took too long".to_owned();
-                answer(first(session, &format!("{select} limit 1")).await, chosen)
-            }
-            found => answer(found, chosen),
-        };
+        let mut found = session.texts(&format!("{select} order by {order} limit 1")).await;
+        if found.as_ref().is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED)) {
+            chosen = "any row: the search for the newest took too long".to_owned();
+            found = session.texts(&format!("{select} limit 1")).await;
+        }
+        return Ok(found.map_err(failed)?.pop().map(|values| (values, chosen)));
     };
     let column = &sampled.outbox.id;
     let by_id = format!("{select} where {} = {} limit 1", quote_ident(column)?, quote_literal(id)?);
-    let found = first(session, &by_id).await;
-    if let Err(error) = &found
-        && error.code().is_some_and(is_about_value)
-    {
-        let cause = format!("--id: this cannot be a value of column {column} of {name}");
-        return Err(Error::new(Kind::Config, cause).remedy("write the id as Postgres prints it"));
-    }
-    match answer(found, "the row with this id".to_owned())? {
-        Answer::Empty => {
-            let cause = format!("--id: no row of {name} has this {column}, or the role may not see the row");
-            Err(Error::new(Kind::Config, cause).remedy("leave --id out for the newest row"))
-        }
-        Answer::Forbidden => {
-            let cause = format!("--id: the role may not read {name}");
-            Err(Error::new(Kind::PostgresRefused, cause).remedy("grant it SELECT on the table, or leave --id out"))
-        }
-        row @ Answer::Row { .. } => Ok(row),
-    }
-}
-
-async fn first(session: &Session, sql: &str) -> Result<Option<Vec<Option<String>>>, tokio_postgres::Error> {
-    Ok(session.texts(sql).await?.into_iter().next())
-}
-
-fn answer(found: Result<Option<Vec<Option<String>>>, tokio_postgres::Error>, chosen: String) -> Result<Answer> {
-    match found {
-        Ok(Some(values)) => Ok(Answer::Row { values, chosen }),
-        Ok(None) => Ok(Answer::Empty),
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(Answer::Forbidden),
-        Err(error) => Err(fault::sql(While::Querying(READING), &error)),
-    }
+    let refused = |cause: String| Error::new(Kind::Config, format!("--id: {cause}"));
+    let mut found = session.texts(&by_id).await.map_err(|error| match error.code() {
+        Some(code) if is_about_value(code) => refused(format!("this cannot be a value of column {column} of {name}"))
+            .remedy("write the id as Postgres prints it"),
+        Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => failed(error)
+            .about(format!("--id: the role may not read {name}"))
+            .remedy("grant it SELECT on the table, or leave --id out"),
+        _ => failed(error),
+    })?;
+    let Some(values) = found.pop() else {
+        return Err(refused(format!("no row of {name} has this {column}, or the role may not see the row"))
+            .remedy("leave --id out for the newest row"));
+    };
+    Ok(Some((values, "the row with this id".to_owned())))
 }
 
 /// Characters of a value in the table; `--json` has all.

@@ -9,11 +9,11 @@ use tokio_postgres::Client;
 use crate::cli::config::{self, AGE_MAX, Common, duration};
 use crate::cli::output::{Consent, Grid, Outcome, counted, note, print_report};
 use crate::cli::progress::Bar;
-use crate::cli::sql::Session;
 use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result, both};
 use crate::ledger::trail::Published;
+use crate::postgres::sql::SqlSession;
 use crate::source::preflight;
 use crate::state::{self, Stored};
 use crate::upkeep::bound;
@@ -92,7 +92,7 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (database, outboxes) = both(settings.database(), settings.outboxes())?;
     let wanted = wanted(&outboxes, args.older_than)?;
-    let session = Session::connect(&database, "cleanup").await?;
+    let session = SqlSession::connect(&database, "walrelay cleanup").await?;
     let client = session.client();
     bound(client).await?;
     if preflight::server(client).await?.in_recovery {

@@ -114,17 +114,6 @@ pub(crate) struct RunSettings {
     pub log: Option<String>,
 }
 
-/// The destination of a new configuration.
-#[derive(Debug, Args)]
-pub(crate) struct Target {
-    /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, short, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Also where the output is a file that exists
-    #[arg(long, requires = "output")]
-    pub force: bool,
-}
-
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The greatest age of a row and the like.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::cli::config::{self, FileArgs, Target};
-use crate::cli::output::{Grid, Outcome, note, print, print_json, write_file};
-use crate::cli::sql::{Session, column};
+use crate::cli::config::{self, FileArgs};
+use crate::cli::output::{Grid, Outcome, Target};
+use crate::cli::sql::column;
 use crate::config::TableName;
 use crate::config::layers::Flags;
 use crate::config::name::quoted;
 use crate::error::{Error, Kind, Result};
 use crate::import::{Connector, Found, Import, Left};
 use crate::postgres::catalog::Table;
+use crate::postgres::sql::SqlSession;
 use crate::source::preflight::{self, judge_version};
 
 const PUBLISHED: &str = include_str!("../../sql/published.sql");
@@ -34,9 +35,6 @@ pub(crate) struct ImportArgs {
     pub database_url: Option<String>,
     #[command(flatten)]
     pub target: Target,
-    /// Print one JSON object: the file, and the list of what could not be carried over
-    #[arg(long)]
-    pub json: bool,
 }
 
 pub(super) const HELP: &str = "\
@@ -65,19 +63,8 @@ pub(crate) async fn import(args: &ImportArgs) -> Outcome {
         None => Vec::new(),
     };
     let import = connector.import(&tables);
-    if let Some(output) = &args.target.output {
-        write_file(output, &import.toml, args.target.force)?;
-    }
-    if args.json {
-        print_json(&import)?;
-    } else {
-        if args.target.output.is_none() {
-            print(&import.toml)?;
-        }
-        if !import.left.is_empty() {
-            note(table(&import.left));
-        }
-    }
+    let about = if import.left.is_empty() { String::new() } else { table(&import.left) };
+    args.target.write(&import.toml, &about, &import)?;
     match import.seen() {
         0 => Ok(()),
         seen => Err(not_carried(seen, &import).into()),
@@ -89,7 +76,7 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
     let publication = connector.publication()?;
     let database =
         config::settings(&Flags::from([("database.url", url.to_owned())]), &FileArgs::default())?.database()?;
-    let session = Session::connect(&database, "config import").await?;
+    let session = SqlSession::connect(&database, "walrelay config import").await?;
     judge_version(&preflight::server(session.client()).await?)?;
     let mut found = Vec::new();
     for row in session.rows("reading the publication's tables", PUBLISHED, &[&publication]).await? {
@@ -181,8 +168,8 @@ mod tests {
                     extended.headers.enabled=false\nkey.converter=StringConverter\nvalue.converter=StringConverter\n\
                     transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
         let args = {
-            let target = Target { output: Some(output.clone()), force: true };
-            ImportArgs { file: file.clone(), database_url: None, target, json: false }
+            let target = Target { output: Some(output.clone()), force: true, json: false };
+            ImportArgs { file: file.clone(), database_url: None, target }
         };
         std::fs::write(&file, same).unwrap();
         assert!(import(&args).await.is_ok());

@@ -3,15 +3,16 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::config::{self, Common, Target};
-use crate::cli::output::{Grid, Outcome, labelled, note, print, print_json, shell_word, write_file};
+use crate::cli::config::{self, Common};
+use crate::cli::output::{Grid, Outcome, Target, labelled, shell_word};
 use crate::cli::setup::{plan, xid_column};
-use crate::cli::sql::{Session, column};
+use crate::cli::sql::column;
 use crate::config::TableName;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
+use crate::postgres::sql::SqlSession;
 use crate::source::catalog;
 use crate::source::preflight::{self, can_be_streamed, judge_version};
 use crate::suggest::{Known, Suggestion, suggest};
@@ -34,9 +35,6 @@ pub(crate) struct InitArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub target: Target,
-    /// Print one JSON object: the file, what became of each column, and warnings
-    #[arg(long)]
-    pub json: bool,
 }
 
 pub(super) const HELP: &str = "\
@@ -59,7 +57,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let known = known(&settings)?;
     let wanted = settings.table()?;
     let database = settings.database()?;
-    let session = Session::connect(&database, "config init").await?;
+    let session = SqlSession::connect(&database, "walrelay config init").await?;
     if settings.get("outbox.table").is_none() {
         let error = Error::new(Kind::Config, "no table is named");
         return Err(error.remedy(name_one(&candidates(&session).await?)).into());
@@ -81,19 +79,10 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
         ..known
     };
     let suggestion = suggest(&wanted, &found.columns, &known)?;
-    if let Some(output) = &args.target.output {
-        write_file(output, &suggestion.toml, args.target.force)?;
-    }
-    if args.json {
-        return print_json(&suggestion);
-    }
-    if args.target.output.is_none() {
-        print(&suggestion.toml)?;
-    }
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
     let adds_column = known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
-    note(explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column));
-    Ok(())
+    let about = explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column);
+    args.target.write(&suggestion.toml, &about, &suggestion)
 }
 
 fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
@@ -109,7 +98,7 @@ fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
 }
 
 /// Up to ten tables that may be outboxes, likely ones first.
-async fn candidates(session: &Session) -> Result<Vec<String>> {
+async fn candidates(session: &SqlSession) -> Result<Vec<String>> {
     let rows = session.rows("looking for tables", TABLES, &[]).await?;
     rows.iter().map(|row| column(row, "name")).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
@@ -57,10 +57,6 @@ pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }
 
-pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
-    print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
-}
-
 /// The form of a result, and of the error of the command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
@@ -112,7 +108,7 @@ impl Output {
 pub(crate) fn print_report(output: Output, value: &impl Serialize, text: &str) -> Outcome {
     match output.form {
         Form::Table => print(text),
-        Form::Json => print_json(value),
+        Form::Json => print_line(serde_json::to_string_pretty(value).map_err(no_json)?),
         Form::Yaml => print(&yaml(value)?),
     }
 }
@@ -166,7 +162,7 @@ fn no_json(error: serde_json::Error) -> Error {
 }
 
 /// Writes `text` into a file. Replaces an existing file only with `force`.
-pub(crate) fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
+fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     let mut options = OpenOptions::new();
     options.write(true);
     if force {
@@ -183,6 +179,39 @@ pub(crate) fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Err
         Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
             .remedy("name a file that can be written with --output")
     })
+}
+
+/// The destination of a new configuration.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// Write the walrelay.toml here instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Also where the output is a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    /// Print one JSON object: the file, and what is said of it
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Target {
+    /// Writes or prints `toml`. Says `about` it, or prints `result`, which has both.
+    pub(crate) fn write(&self, toml: &str, about: &str, result: &impl Serialize) -> Outcome {
+        if let Some(output) = &self.output {
+            write_file(output, toml, self.force)?;
+        }
+        if self.json {
+            return print_line(serde_json::to_string_pretty(result).map_err(no_json)?);
+        }
+        if self.output.is_none() {
+            print(toml)?;
+        }
+        if !about.is_empty() {
+            note(about);
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn shell_word(text: &str) -> String {

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::cli::config::{self, SourceSettings};
+use crate::cli::config;
 use crate::cli::output::note;
+use crate::config::layers::Settings;
 use crate::config::{Config, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::{Assembler, BaseTypes, Event, Step};
@@ -43,9 +44,8 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) async fn look(args: &SourceSettings, command: &str) -> Result<Subject> {
-        let settings = config::read(args, &args.relay.common.file)?;
-        let relay = config::config(&settings, false);
+    pub(super) async fn look(settings: &Settings, command: &str) -> Result<Subject> {
+        let relay = config::config(settings, false);
         let (mut source, outboxes) = match &relay {
             Ok(config) => (config.source.clone(), config.outboxes.clone()),
             Err(_) => both(settings.source(), settings.outboxes())?,
@@ -139,22 +139,25 @@ pub(super) struct Peek {
 }
 
 impl Peek {
-    /// Begins to read what the slot has now, without events that are known to be delivered. Adds to `notes` what is not
-    /// known.
+    /// Begins to read what the slot has now. With `notes`, without events that are delivered according to the stored
+    /// position; adds what is not known of that.
     ///
     /// # Errors
     /// [`Kind::SlotActive`] while another session has the slot, and those with which a relay would end.
-    pub(super) async fn at_slot(subject: Subject, notes: &mut Vec<String>) -> Result<Peek> {
+    pub(super) async fn at_slot(subject: Subject, mut notes: Option<&mut Vec<String>>) -> Result<Peek> {
         let (source, facts) = (&subject.source, &subject.facts);
         judge_backlog(facts, &source.slot, &source.publication, &subject.outboxes)?;
         if facts.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some()) {
             return Err(in_use(&source.slot));
         }
         // Before the slot is occupied: Kafka may take long to answer.
-        let stored = subject.stored(notes).await;
+        let stored = match &mut notes {
+            Some(notes) => subject.stored(notes).await,
+            None => None,
+        };
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
-        let start = subject.start(stored.as_ref(), &mut wal, &server, notes).await?;
+        let start = subject.start(stored.as_ref(), &mut wal, &server, notes.unwrap_or(&mut Vec::new())).await?;
         Peek::begin(subject, wal, &server, start, Some(server.xlogpos)).await
     }
 

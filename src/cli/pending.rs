@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::config::SourceSettings;
+use crate::cli::config::{self, SourceSettings};
 use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time};
 use crate::cli::peek::{Peek, Route, Subject, value};
 use crate::cli::progress::Bar;
@@ -65,13 +65,14 @@ const PAYLOAD_CHARS_MAX: usize = 1_000;
 
 /// Prints the events that are not delivered, and how many there are.
 pub(super) async fn pending(args: &PendingArgs) -> Outcome {
-    let subject = Subject::look(&args.settings, "pending").await?;
+    let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
+    let subject = Subject::look(&settings, "pending").await?;
     if let Some(why) = polls_because(&subject.source, &subject.facts) {
         let report = polled(subject, &why).await?;
         return print_report(args.output, &report, &report.text(now_us() / 1_000));
     }
     let (slot, mut notes) = (subject.source.slot.to_string(), Vec::new());
-    let mut peek = Box::pin(Peek::at_slot(subject, &mut notes)).await?;
+    let mut peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
     let (from_lsn, to_lsn) = (Some(peek.start.end_lsn), peek.until);
     let report = Report { slot, from_lsn, to_lsn, notes, ..Report::default() };
     let mut tally =

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::error::SqlState;
 
-use crate::cli::sql::{ClockDifference, Session};
+use crate::cli::sql::ClockDifference;
 use crate::cli::status;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{OutboxConfig, SlotName, SourceConfig};
@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
+use crate::postgres::sql::SqlSession;
 use crate::telemetry::metrics::{Metrics, Rows, SlotState};
 use crate::telemetry::{Side, Telemetry};
 
@@ -70,7 +71,7 @@ impl Count {
         Ok(counts.collect())
     }
 
-    async fn read(&self, session: &Session, slot: &SlotName, metrics: &Metrics) -> Result<(), QueryError> {
+    async fn read(&self, session: &SqlSession, slot: &SlotName, metrics: &Metrics) -> Result<(), QueryError> {
         match &self.what {
             What::Parked => {
                 let ParkedCount { events, oldest_seconds } = ParkedCount::read(session, slot, Some(ROWS_MAX)).await?;
@@ -113,7 +114,7 @@ impl Count {
 }
 
 /// Has Postgres check the counts of this outbox's rows, of which a relay only logs that they fail.
-pub(super) async fn check_counts(session: &Session, outbox: &OutboxConfig) -> Result<()> {
+pub(super) async fn check_counts(session: &SqlSession, outbox: &OutboxConfig) -> Result<()> {
     const DOING: &str = "checking outbox.failed";
     for count in Count::of(outbox)? {
         let What::Rows { sql, .. } = &count.what else { continue };
@@ -139,7 +140,7 @@ pub(super) struct SlotWatch {
     telemetry: Telemetry,
     /// Whether no relay sets connection and readiness.
     is_alone: bool,
-    session: Option<Session>,
+    session: Option<SqlSession>,
     /// The kind of error that was logged, until a look succeeds.
     logged: Option<Kind>,
 }
@@ -213,8 +214,8 @@ impl SlotWatch {
         let session = match self.session.take() {
             Some(session) => session,
             None => {
-                let name = format!("{} metrics", self.source.slot);
-                let session = Session::connect(&self.source.database, &name).await?;
+                let name = format!("walrelay {} metrics", self.source.slot);
+                let session = SqlSession::connect(&self.source.database, &name).await?;
                 session.run("bounding statements", BOUNDS).await?;
                 session
             }

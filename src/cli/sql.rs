@@ -1,63 +1,20 @@
-//! SQL for the commands: a session, templates that take names, and ranges of times. Every name is quoted (P11).
+//! SQL for the commands: templates that take names, and ranges of times. Every name is quoted (P11).
 
 use std::fmt;
 
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{FromSql, ToSql};
-use tokio_postgres::{Client, Row, SimpleQueryMessage};
+use tokio_postgres::types::FromSql;
+use tokio_postgres::{Client, Row};
 
 use crate::clock::now_us;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
-use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
-use crate::postgres::query::QueryError;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
-
-#[derive(Debug)]
-pub(crate) struct Session(SqlSession);
-
-impl Session {
-    /// Opens a session; the server shows it as `walrelay COMMAND`.
-    pub(crate) async fn connect(database: &ConnInfo, command: &str) -> Result<Session> {
-        Ok(Session(SqlSession::connect(database, &format!("walrelay {command}")).await?))
-    }
-
-    pub(crate) fn client(&self) -> &Client {
-        self.0.client()
-    }
-
-    /// The only row of `sql`, or none. `what` follows "while" in errors.
-    pub(crate) async fn row(
-        &self,
-        what: &str,
-        sql: &str,
-        values: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, QueryError> {
-        self.client().query_opt(sql, values).await.map_err(|error| QueryError::of(what, &error))
-    }
-
-    pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        self.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
-    }
-
-    /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true` for `t`).
-    pub(crate) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
-        let messages = self.client().simple_query(sql).await?;
-        let rows = messages
-            .iter()
-            .filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
-        rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
-    }
-
-    pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
-        self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
-    }
-}
 
 /// How far the clock of a server is ahead of that of this host, in microseconds.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +28,7 @@ impl ClockDifference {
     /// The greatest difference that is no fault, beside what the measurement leaves open.
     const TOLERANCE_US: i64 = 2_000_000;
 
-    pub(crate) async fn read(session: &Session) -> Result<ClockDifference> {
+    pub(crate) async fn read(session: &SqlSession) -> Result<ClockDifference> {
         const SQL: &str = "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::int8 as now_us";
         let before_us = now_us();
         let row = session.row("asking for the time", SQL, &[]).await?;

@@ -12,7 +12,6 @@ use tokio_postgres::types::Type;
 use crate::cli::config::{self, AGE_MAX, Common, DAY, seconds};
 use crate::cli::nagios::{Check, Figure, State};
 use crate::cli::output::{Outcome, Output, counted, labelled, or_dash, print, print_line, print_to_reader};
-use crate::cli::sql::Session;
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -20,6 +19,7 @@ use crate::config::unit::{human_bytes, parse_bytes};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
+use crate::postgres::sql::SqlSession;
 use crate::source::lease;
 use crate::telemetry::metrics::SlotState;
 
@@ -49,13 +49,20 @@ pub(crate) struct StatusArgs {
     /// Print one line and end with an exit code as Nagios plugins do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
     #[arg(long, conflicts_with_all = ["watch", "form", "json"])]
     pub nagios: bool,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+/// The limits above which the caller calls the slot unhealthy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
+struct Limits {
     /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
     #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]
-    pub max_lag_bytes: Option<u64>,
+    max_lag_bytes: Option<u64>,
     /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it 10s
     /// or more
     #[arg(long, value_name = "DURATION", value_parser = seconds(Duration::ZERO..=AGE_MAX, "1m"))]
-    pub max_lag_seconds: Option<Duration>,
+    max_lag_seconds: Option<Duration>,
 }
 
 pub(super) const HELP: &str = "\
@@ -80,8 +87,7 @@ With --nagios the exit codes are those of Nagios plugins:
 /// Prints the state of the slot, once or until interrupted.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
     if args.nagios {
-        let limits = Limits::of(args);
-        let check = settled(args).await.map_or_else(|error| Check::failed(&error), |report| report.check(&limits));
+        let check = settled(args).await.map_or_else(|error| Check::failed(&error), |report| report.check(&args.limits));
         print_line(&check)?;
         return Err(check.end());
     }
@@ -115,7 +121,7 @@ fn clock() -> impl std::fmt::Display {
 }
 
 /// What the server shows of the slot, without a judgement and without parked events.
-pub(super) async fn look(session: &Session, slot: &SlotName) -> Result<Report> {
+pub(super) async fn look(session: &SqlSession, slot: &SlotName) -> Result<Report> {
     let (class, key) = lease::keys(slot);
     let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
     Ok(one_json(session.client(), "reading the status of the slot", STATUS, &params).await?)
@@ -123,7 +129,7 @@ pub(super) async fn look(session: &Session, slot: &SlotName) -> Result<Report> {
 
 /// The slot that is looked at.
 struct Checked {
-    session: Session,
+    session: SqlSession,
     slot: SlotName,
     limits: Limits,
 }
@@ -132,7 +138,7 @@ impl Checked {
     async fn open(args: &StatusArgs) -> Result<Checked> {
         let settings = config::read(&args.common, &args.common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
-        Ok(Checked { session: Session::connect(&database, "status").await?, slot, limits: Limits::of(args) })
+        Ok(Checked { session: SqlSession::connect(&database, "walrelay status").await?, slot, limits: args.limits })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.
@@ -165,20 +171,6 @@ impl Checked {
         }
         report.judge(limits);
         Ok(report)
-    }
-}
-
-/// The limits above which the caller calls the slot unhealthy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Limits {
-    lag_bytes: Option<u64>,
-    /// Applies where the lag in seconds is known.
-    lag_seconds: Option<Duration>,
-}
-
-impl Limits {
-    fn of(args: &StatusArgs) -> Limits {
-        Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds }
     }
 }
 
@@ -297,7 +289,7 @@ impl Report {
     /// is not confirmed. Call after [`Report::judge`]. True for at most as long as the limit.
     fn is_open(&self, limits: &Limits, end: Option<Lsn>) -> bool {
         let waits = self.wal.confirmed_lsn.zip(end).is_some_and(|(confirmed, end)| confirmed < end);
-        self.healthy && self.relay.active && limits.lag_seconds.is_some() && waits
+        self.healthy && self.relay.active && limits.max_lag_seconds.is_some() && waits
     }
 
     fn verdict(&self) -> Result<()> {
@@ -338,8 +330,8 @@ impl Report {
         let figure = |name, value, unit, limit| Figure { name, value, unit, limit };
         let number = |value: Option<i64>| value.map(|value| value as f64);
         let rounded = |seconds: f64| (seconds * 1_000.0).round() / 1_000.0;
-        let most_bytes = limits.lag_bytes.map(|most| most as f64);
-        let most_seconds = limits.lag_seconds.map(|most| most.as_secs_f64());
+        let most_bytes = limits.max_lag_bytes.map(|most| most as f64);
+        let most_seconds = limits.max_lag_seconds.map(|most| most.as_secs_f64());
         let figures = vec![
             figure("lag_bytes", number(wal.lag_bytes), "B", most_bytes),
             figure("retained_bytes", number(wal.retained_bytes), "B", None),
@@ -452,12 +444,12 @@ impl Wal {
 
     fn over(&self, limits: &Limits) -> Vec<String> {
         let mut problems = Vec::new();
-        if let (Some(most), Some(lag)) = (limits.lag_bytes, self.lag_bytes)
+        if let (Some(most), Some(lag)) = (limits.max_lag_bytes, self.lag_bytes)
             && u64::try_from(lag).is_ok_and(|lag| lag > most)
         {
             problems.push(format!("{} are not confirmed, more than {}", bytes(lag), human_bytes(most)));
         }
-        if let (Some(most), Some(lag)) = (limits.lag_seconds, self.lag_seconds)
+        if let (Some(most), Some(lag)) = (limits.max_lag_seconds, self.lag_seconds)
             && Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > most)
         {
             problems.push(format!("the relay is {lag:.1} s behind, more than {} s", most.as_secs_f64()));
@@ -560,8 +552,8 @@ mod tests {
 
     #[test]
     fn a_slot_is_judged_by_its_state_and_the_limits() {
-        let lag_bytes = |most| Limits { lag_bytes: Some(most), ..Limits::default() };
-        let lag_seconds = |most| Limits { lag_seconds: Some(Duration::from_secs(most)), ..Limits::default() };
+        let lag_bytes = |most| Limits { max_lag_bytes: Some(most), ..Limits::default() };
+        let lag_seconds = |most| Limits { max_lag_seconds: Some(Duration::from_secs(most)), ..Limits::default() };
         let none = Limits::default();
         for (changes, limits, problems) in [
             (json!({}), none, ""),
@@ -590,7 +582,7 @@ mod tests {
 
     #[test]
     fn nagios_gets_a_warning_for_a_limit_and_critical_for_any_other_problem() {
-        let (none, low) = (Limits::default(), Limits { lag_bytes: Some(1_024), lag_seconds: Some(SECOND) });
+        let (none, low) = (Limits::default(), Limits { max_lag_bytes: Some(1_024), max_lag_seconds: Some(SECOND) });
         let reader = json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9, "lag_bytes": null,
             "lag_seconds": null, "retained_bytes": null});
         let figures = "lag_bytes=1048576B;;;0 retained_bytes=17825792B;;;0 lag_seconds=0.25s;;;0 parked_events=5;;;0";
@@ -617,7 +609,7 @@ mod tests {
 
     #[test]
     fn checks_of_a_lag_limit_repeat_until_the_first_wal_end_is_confirmed_or_overdue() {
-        let limits = Limits { lag_seconds: Some(Duration::from_secs(5)), ..Limits::default() };
+        let limits = Limits { max_lag_seconds: Some(Duration::from_secs(5)), ..Limits::default() };
         let open = |changes, limits, end: &str| judged(changes, limits).is_open(&limits, end.parse().ok());
         assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
         assert!(open(json!({"lag_seconds": 5}), limits, "0/2000001"));

@@ -6,7 +6,7 @@ use clap::Args;
 use tokio::io::{AsyncWriteExt as _, Stdout};
 use tokio::time::timeout;
 
-use crate::cli::config::SourceSettings;
+use crate::cli::config::{self, SourceSettings};
 use crate::cli::output::{Failure, Outcome, warn};
 use crate::cli::peek::{Peek, Route, Subject, value};
 use crate::config::{OutboxConfig, SlotName};
@@ -71,7 +71,8 @@ Exit codes:
 
 /// Prints records until there are no more, or until told to stop.
 pub(super) async fn tail(args: &TailArgs) -> Outcome {
-    let subject = Subject::look(&args.settings, "tail").await?;
+    let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
+    let subject = Subject::look(&settings, "tail").await?;
     let mut peek = if args.follow {
         Box::pin(Peek::from_now(subject)).await?
     } else {
@@ -79,7 +80,7 @@ pub(super) async fn tail(args: &TailArgs) -> Outcome {
             return Err(no_slot(&subject.source.slot, &why).into());
         }
         let mut notes = Vec::new();
-        let peek = Box::pin(Peek::at_slot(subject, &mut notes)).await?;
+        let peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
         warn(notes);
         peek
     };

@@ -4,25 +4,21 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
 
 use crate::cli::config::{self, Common};
 use crate::cli::output::{Outcome, Output, confirm, note, print_report};
-use crate::cli::sql::{self, Session, Value, column, fill};
+use crate::cli::peek::{Peek, Route, Subject};
+use crate::cli::sql::{self, Value, fill};
 use crate::cli::steps::{How, Plan, Step};
 use crate::cli::undelivered::parked::ParkedCount;
-use crate::config::{EventSource, OutboxConfig, SourceConfig, TableName};
+use crate::config::layers::Settings;
+use crate::config::{OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
-use crate::postgres::fault::{self, While};
-use crate::postgres::quote::quote_ident;
+use crate::event::Event;
+use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Publication};
 use crate::source::preflight::{self, Slot};
 
-const PENDING: &str = include_str!("../../sql/pending.sql");
-/// The most messages of the slot that are counted: one unrelayed event is enough to refuse.
-const PENDING_MESSAGES: i32 = 10_000;
-const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest wait for the end of a terminated walsender.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -72,7 +68,7 @@ Exit codes:
 pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (source, outboxes) = both(settings.source(), settings.outboxes())?;
-    let session = Session::connect(&source.database, "teardown").await?;
+    let session = SqlSession::connect(&source.database, "walrelay teardown").await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let catalog = match args.keep_publication {
         true => Catalog::default(),
@@ -83,7 +79,7 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         may_go(&source.publication, publication, &catalog.other_tables, &outboxes)?;
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
-        nothing_is_lost(&session, &source, slot, &outboxes).await?;
+        nothing_is_lost(&settings, &source, slot).await?;
     }
     let parked = ParkedCount::read(&session, &source.slot, None).await.map_err(Error::from)?;
     if let Some(text) = parked.stay_behind(&source.slot) {
@@ -142,7 +138,7 @@ fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_public
 }
 
 /// Runs the steps, and marks those that are done.
-async fn carry_out(session: &Session, output: Output, steps: &mut [Step]) -> Outcome {
+async fn carry_out(session: &SqlSession, output: Output, steps: &mut [Step]) -> Outcome {
     for step in steps {
         output.say(&step.sql)?;
         session.run(&step.doing, &step.sql).await?;
@@ -176,92 +172,77 @@ fn may_go(name: &str, publication: &Publication, published: &[String], outboxes:
     ))
 }
 
-async fn nothing_is_lost(
-    session: &Session,
-    source: &SourceConfig,
-    slot: &Slot,
-    outboxes: &[OutboxConfig],
-) -> Result<()> {
+/// Reads the slot as a relay does, up to its first event.
+async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot) -> Result<()> {
     let name = &source.slot;
     if let Some(pid) = slot.active_pid {
         return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by backend pid {pid}"))
             .remedy("stop the relay first; --force ends its session"));
     }
-    let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_flush_lsn.is_some();
-    if !ours {
-        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not walrelay's"))
-            .remedy("name the slot with --slot; --force drops this one anyway"));
-    }
     if slot.lost().is_some() {
         return Ok(());
     }
-    let limit = format!("set statement_timeout = {}", PENDING_TIMEOUT.as_millis());
-    session.run("setting a time limit", &limit).await?;
-    let publications = quote_ident(&source.publication)?;
-    let doing = format!("counting the unrelayed events of slot {name}");
-    let prefixes: Vec<_> = outboxes
-        .iter()
-        .filter_map(|outbox| match &outbox.source {
-            EventSource::Messages(prefix) => Some(prefix.as_str()),
-            EventSource::Table(_) => None,
-        })
-        .collect();
-    let parameters: [&(dyn ToSql + Sync); 4] = [&name.as_str(), &publications, &PENDING_MESSAGES, &prefixes];
-    let row = session.client().query_opt(PENDING, &parameters).await;
-    let row = row.map_err(|error| {
-        let unfound = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
-        uncountable(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
-    });
-    session.run("lifting the time limit", "set statement_timeout = 0").await?;
-    let row = row?;
-    let (events, more): (i64, bool) = match &row {
-        Some(row) => (column(row, "events")?, column(row, "more")?),
-        None => (0, false),
+    let mut peek = match Peek::at_slot(Subject::look(settings, "teardown").await?, None).await {
+        Ok(peek) => peek,
+        Err(error) => return Err(unread(source, &error)),
     };
-    if events == 0 && !more {
-        return Ok(());
-    }
-    let at_least = if more { "at least " } else { "" };
-    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} unrelayed events")).remedy(
-        Remedy::from(NextCommand::new("pending").option("slot", name))
-            .and(" shows them; let the relay catch up and stop it; --force drops the slot anyway"),
-    ))
-}
-
-/// The error of a failed count. A role that may not read the slot may not drop it either. If the slot's catalog does not
-/// have the publication (`unfound`), no relay can read the slot.
-fn uncountable(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
-    let cause = format!("the unrelayed events of slot {name} cannot be counted: {error}");
-    if error.kind() == Kind::PostgresRefused {
-        return Error::new(Kind::PostgresRefused, cause).remedy(
-            "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
-        );
-    }
-    let error = Error::new(Kind::SlotUnusable, cause);
-    if unfound {
-        return error.remedy(format!(
-            "name the publication of the slot with --publication; if {publication} was dropped, or is newer than the slot, \
-             no relay can read the slot, and --force drops it"
+    let mut has_event = false;
+    let read = loop {
+        let mut take = |_: &mut Route, _: &Event<'_>| {
+            has_event = true;
+            Ok(())
+        };
+        match peek.read(&mut take).await {
+            Ok(true) if !has_event => {}
+            read => break read,
+        }
+    };
+    peek.end().await;
+    if has_event {
+        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} has unrelayed events")).remedy(
+            Remedy::from(NextCommand::new("pending").option("slot", name))
+                .and(" shows them; let the relay catch up and stop it; --force drops the slot anyway"),
         ));
     }
-    error.remedy("let the relay catch up and stop it; --force drops the slot anyway")
+    read.map(|_| ()).map_err(|error| unread(source, &error))
+}
+
+/// The error of a slot whose events are not known. A role that may not read the slot may not drop it either.
+fn unread(source: &SourceConfig, error: &Error) -> Error {
+    let SourceConfig { slot, publication, .. } = source;
+    let cause = format!("the unrelayed events of slot {slot} are not known: {error}");
+    match error.kind() {
+        kind @ Kind::PostgresRefused => Error::new(kind, cause).remedy(
+            "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
+        ),
+        kind @ Kind::PostgresUnreachable => Error::new(kind, cause),
+        _ => Error::new(Kind::SlotUnusable, cause).remedy(format!(
+            "name the slot with --slot, and its publication with --publication; if {publication} was dropped, or is newer \
+             than the slot, no relay can read the slot, and --force drops it"
+        )),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::EventSource;
     use crate::conninfo::ConnInfo;
 
     #[test]
-    fn a_failed_count_of_unrelayed_events_has_a_remedy() {
-        for (sqlstate, unfound, kind, remedy) in [
-            ("42501", false, Kind::PostgresRefused, "run teardown --keep-publication as a role with REPLICATION"),
-            ("57014", false, Kind::SlotUnusable, "let the relay catch up"),
-            ("42704", true, Kind::SlotUnusable, "--publication; if walrelay_orders was dropped"),
+    fn a_slot_that_cannot_be_read_has_a_remedy() {
+        let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
+        let source = SourceConfig::sample(database, "orders", "walrelay_orders", 1);
+        for (kind, expected, remedy) in [
+            (
+                Kind::PostgresRefused,
+                Kind::PostgresRefused,
+                "run teardown --keep-publication as a role with REPLICATION",
+            ),
+            (Kind::Publication, Kind::SlotUnusable, "--publication; if walrelay_orders was dropped"),
         ] {
-            let error = fault::server(While::Querying("x"), sqlstate, "no");
-            let error = uncountable("orders", "walrelay_orders", unfound, &error);
-            assert!(error.kind() == kind && error.what_to_do().unwrap().contains(remedy), "{error}");
+            let error = unread(&source, &Error::new(kind, "no"));
+            assert!(error.kind() == expected && error.what_to_do().unwrap().contains(remedy), "{error}");
         }
     }
 

@@ -9,12 +9,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 use tokio_postgres::config::{ChannelBinding as Binding, SslMode as Mode, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use crate::postgres::query::QueryError;
 use crate::postgres::transport::{self, Login, Opened, Socket};
 
 /// Settings for the text of values and for time limits. They override role and database; the server skips unknown ones.
@@ -69,6 +71,33 @@ impl SqlSession {
     /// The client. Convert its errors with [`fault::sql`].
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The only row of `sql`, or none. `what` follows "while" in errors.
+    pub(crate) async fn row(
+        &self,
+        what: &str,
+        sql: &str,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, QueryError> {
+        self.client.query_opt(sql, values).await.map_err(|error| QueryError::of(what, &error))
+    }
+
+    pub(crate) async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+        self.client.query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    }
+
+    /// All rows of `sql`, with values as in the stream. A cast to text gives other values (`true` for `t`).
+    pub(crate) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
+        let messages = self.client.simple_query(sql).await?;
+        let rows = messages
+            .iter()
+            .filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
+        rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
+    }
+
+    pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<()> {
+        self.client.batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
     /// Notifies at each `NOTIFY` on a channel that this session listens on. Keeps one notification while no task waits.

@@ -8,7 +8,7 @@ use super::Report;
 use crate::cli::check::{LIMIT, Sampled, upkeep};
 use crate::cli::output::counted;
 use crate::cli::setup::plan::without_transaction;
-use crate::cli::sql::{ClockDifference, Session};
+use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, OutboxConfig};
@@ -17,6 +17,7 @@ use crate::poll::table_facts;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
+use crate::postgres::sql::SqlSession;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{Facts, Finding, Slot, inspect, judge_server, survey};
@@ -41,7 +42,7 @@ pub(super) struct Seen {
 /// A session, and what it saw.
 #[derive(Debug)]
 pub(super) struct Place {
-    session: Session,
+    session: SqlSession,
     facts: Facts,
 }
 
@@ -56,7 +57,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         }
     }
     let (source, address) = (&config.source, config.source.database.describe());
-    let session = match Session::connect(&source.database, "doctor").await {
+    let session = match SqlSession::connect(&source.database, "walrelay doctor").await {
         Ok(session) => session,
         Err(error) => {
             report.wrong("postgres", &address, &error);
@@ -162,7 +163,7 @@ fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
 }
 
 /// Whether the rows of the table could take the place of a lost slot, or be polled.
-async fn recovery(report: &mut Report<'_>, session: &Session, config: &Config, outbox: &OutboxConfig, polls: bool) {
+async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config, outbox: &OutboxConfig, polls: bool) {
     const CHECK: &str = "recovery";
     let facts = match table_facts(session.client(), outbox).await {
         Ok(facts) => facts,
@@ -181,7 +182,7 @@ async fn recovery(report: &mut Report<'_>, session: &Session, config: &Config, o
 }
 
 /// The topics and the largest records of the newest rows.
-async fn rows(report: &mut Report<'_>, session: &Session, sampled: &Sampled<'_>, seen: &mut Seen) {
+async fn rows(report: &mut Report<'_>, session: &SqlSession, sampled: &Sampled<'_>, seen: &mut Seen) {
     const CHECK: &str = "rows";
     let subject = sampled.name.to_string();
     let values = match largest(session, sampled).await {
@@ -212,7 +213,7 @@ async fn rows(report: &mut Report<'_>, session: &Session, sampled: &Sampled<'_>,
 
 /// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, or where
 /// the newest are not found in time, of any rows.
-async fn largest(session: &Session, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
+async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<Option<String>>>> {
     const DOING: &str = "reading rows";
     let newest = match sampled.ordering().filter(|column| column.leads_index) {
         Some(column) => {

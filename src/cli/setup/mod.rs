@@ -12,13 +12,14 @@ use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, Common, DAY, duration, flags};
 use crate::cli::output::{Outcome, Output, note, print_report, shell_word};
-use crate::cli::sql::{Session, column};
+use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
+use crate::postgres::sql::SqlSession;
 use crate::source::row_key;
 
 #[derive(Debug, Args, Serialize)]
@@ -75,7 +76,7 @@ Exit codes:
 pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
-    let session = Session::connect(&source.database, "setup").await?;
+    let session = SqlSession::connect(&source.database, "walrelay setup").await?;
     row_key::find(session.client(), &source, &settings.delivery()?, &mut outboxes).await?;
     let client = session.client();
     let found = Found::read(client, &source, &outboxes).await?;
@@ -111,18 +112,20 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
 }
 
 /// Runs the steps, and marks those that are done.
-async fn carry_out(args: &SetupArgs, session: &Session, database: &ConnInfo, plan: &mut Plan) -> Outcome {
+async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, plan: &mut Plan) -> Outcome {
     let output = args.output;
     for present in &plan.present {
         output.say(present)?;
     }
-    limit(session, args.timeout).await?;
     for step in &mut plan.steps {
         output.say(&step.sql)?;
+        // A concurrent build of an index blocks no other session, and takes long on a large table.
+        let limit_ms = if step.how == How::Unbounded { 0 } else { args.timeout.as_millis() };
+        let limit = format!("set lock_timeout = 0; set statement_timeout = {limit_ms}");
+        session.run("setting time limits", &limit).await?;
         match step.how {
-            How::Plainly => session.run(&step.doing, &step.sql).await?,
+            How::Plainly | How::Unbounded => session.run(&step.doing, &step.sql).await?,
             How::Patiently => patiently(session, step, args.timeout).await?,
-            How::Unbounded => unbounded(session, step, args.timeout).await?,
             How::Watched => create_slot(session, database, step, args.timeout).await?,
         }
         step.done = true;
@@ -160,15 +163,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(500);
 /// The time that the server has to end a statement after its time limit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Sets the time limit of every statement of the session, without a lock timeout.
-async fn limit(session: &Session, timeout: Duration) -> Result<()> {
-    let sql = format!("set lock_timeout = 0; set statement_timeout = {}", timeout.as_millis());
-    session.run("setting time limits", &sql).await
-}
-
 /// Changes a table that is in use. The statement waits for its lock for a short time only, because other sessions queue
 /// behind it.
-async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
+async fn patiently(session: &SqlSession, step: &Step, timeout: Duration) -> Result<()> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
         let Err(error) = session.client().batch_execute(&step.sql).await else { return Ok(()) };
@@ -190,15 +187,8 @@ async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<
     }
 }
 
-/// Runs a statement that blocks no other session and takes long on a large table; `timeout` bounds those after it.
-async fn unbounded(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
-    session.run("lifting the time limit", "set statement_timeout = 0").await?;
-    session.run(&step.doing, &step.sql).await?;
-    limit(session, timeout).await
-}
-
 /// Creates the slot, and prints every two seconds the transactions that it waits for.
-async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
+async fn create_slot(session: &SqlSession, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
     let pid: i32 =
         match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await {
             Ok(Some(row)) => column(&row, "pid")?,
@@ -206,7 +196,7 @@ async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeou
             Err(failed) => return Err(Error::from(failed).into()),
         };
     // Opened first: a server without a free connection then fails before the slot is created.
-    let observer = Session::connect(database, "setup").await?;
+    let observer = SqlSession::connect(database, "walrelay setup").await?;
     let deadline = tokio::time::sleep(timeout + GRACE);
     tokio::pin!(deadline);
     let mut report = tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
@@ -244,7 +234,7 @@ fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
 }
 
 /// The transactions that the backend `pid` waits for, without their queries: a query may contain data.
-async fn blockers(observer: &Session, pid: i32) -> Result<String> {
+async fn blockers(observer: &SqlSession, pid: i32) -> Result<String> {
     let rows = observer.rows("asking what the slot waits for", WAITS, &[&pid]).await?;
     let blockers = rows.iter().map(|row| {
         let blocker: i32 = column(row, "pid")?;

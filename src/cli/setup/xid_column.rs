@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 
 use crate::cli::setup::plan::{Capacity, Found};
-use crate::cli::sql::{Session, column};
+use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_table};
+use crate::postgres::sql::SqlSession;
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
@@ -33,7 +34,12 @@ struct IndexTarget {
 }
 
 /// Adds the missing columns and indexes of existing tables to the end of `plan`. Changes nothing itself.
-pub(crate) async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
+pub(crate) async fn extend(
+    plan: &mut Plan,
+    session: &SqlSession,
+    outboxes: &[OutboxConfig],
+    found: &Found,
+) -> Result<()> {
     let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
     for (name, target) in names.zip(&found.outboxes) {
         let Some(table) = &target.table else { continue };
@@ -79,7 +85,7 @@ pub(crate) fn wanted(name: &TableName, table: &Table) -> Result<String> {
     }
 }
 
-async fn targets(session: &Session, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<IndexTarget>> {
+async fn targets(session: &SqlSession, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<IndexTarget>> {
     const DOING: &str = "looking at the indexes of the outbox table";
     let mut targets = Vec::new();
     if table.is_partitioned() {

@@ -13,12 +13,13 @@ use super::{
 };
 use crate::cli::config::{self, Common};
 use crate::cli::output::{Outcome, counted, print_report, time};
-use crate::cli::sql::{Session, column};
+use crate::cli::sql::column;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
+use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
 use crate::upkeep::parked::{BEHIND, CLASSES};
 
@@ -105,7 +106,7 @@ impl Store for Parked {
 /// A session, and the conditions for the events of the table.
 #[derive(Debug)]
 struct Table<'a> {
-    session: Session,
+    session: SqlSession,
     is_there: bool,
     slot: SlotName,
     chosen: &'a Chosen<Parked>,
@@ -118,7 +119,7 @@ impl Table<'_> {
         let common = &chosen.store.common;
         let settings = config::read(common, &common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
-        let session = Session::connect(&database, "parked").await?;
+        let session = SqlSession::connect(&database, "walrelay parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
         let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));
         Ok(Table { session, is_there, slot, chosen, span })
@@ -330,7 +331,11 @@ pub(crate) struct ParkedCount {
 
 impl ParkedCount {
     /// Counts up to `max` events, where there is a limit.
-    pub(crate) async fn read(session: &Session, slot: &SlotName, max: Option<i64>) -> Result<ParkedCount, QueryError> {
+    pub(crate) async fn read(
+        session: &SqlSession,
+        slot: &SlotName,
+        max: Option<i64>,
+    ) -> Result<ParkedCount, QueryError> {
         let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
         if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
             return Ok(ParkedCount::default());

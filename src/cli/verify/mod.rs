@@ -15,11 +15,12 @@ use serde::Serialize;
 use crate::cli::config::{self, DAY, RelaySettings, duration};
 use crate::cli::output::{Grid, Outcome, Output, notes, or_dash, print_report};
 use crate::cli::progress::Bar;
-use crate::cli::sql::{Range, Session};
+use crate::cli::sql::Range;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::postgres::catalog::Table;
+use crate::postgres::sql::SqlSession;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
@@ -76,7 +77,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let (_, config) = config::read_all(&args.settings, &args.settings.common.file)?;
     let id_headers = id_headers(&config)?;
     let source = &config.source;
-    let session = Session::connect(&source.database, "verify").await?;
+    let session = SqlSession::connect(&source.database, "walrelay verify").await?;
     let range = Range::read(session.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;
@@ -129,7 +130,7 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
 }
 
 /// How each outbox that is a table is read.
-async fn plans(session: &Session, config: &Config, range: &Range, report: &mut Report) -> Result<Vec<Plan>> {
+async fn plans(session: &SqlSession, config: &Config, range: &Range, report: &mut Report) -> Result<Vec<Plan>> {
     let source = &config.source;
     inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
     let mut plans = Vec::new();

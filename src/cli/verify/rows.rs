@@ -2,7 +2,7 @@
 
 use crate::cli::check::described;
 use crate::cli::progress::Bar;
-use crate::cli::sql::{Range, Session, is_about_value};
+use crate::cli::sql::{Range, is_about_value};
 use crate::config::{OutboxConfig, TableName, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
@@ -10,6 +10,7 @@ use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
+use crate::postgres::sql::SqlSession;
 use crate::route::Router;
 use crate::template::Template;
 use crate::verify::Comparison;
@@ -84,7 +85,7 @@ fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
 
 /// Reads the rows of all plans as they are at one moment.
 pub(crate) async fn read(
-    session: &Session,
+    session: &SqlSession,
     plans: &[Plan],
     user: &str,
     into: &mut Comparison,
@@ -160,7 +161,12 @@ impl<'p> Routing<'p> {
 }
 
 /// Searches the rows of records without a row: these rows may be outside the range, or newer than the snapshot.
-pub(crate) async fn find_strays(session: &Session, plans: &[Plan], into: &mut Comparison, mut bar: Bar) -> Result<()> {
+pub(crate) async fn find_strays(
+    session: &SqlSession,
+    plans: &[Plan],
+    into: &mut Comparison,
+    mut bar: Bar,
+) -> Result<()> {
     const DOING: &str = "looking for the rows of records";
     session.run(DOING, "set row_security = off").await?;
     for plan in plans {
