@@ -328,7 +328,6 @@ struct Outbox {
 struct RowId {
     /// Empty if the id is NULL.
     id: String,
-    /// The reason for the choice of the row.
     chosen: String,
 }
 
@@ -337,10 +336,8 @@ struct RowId {
 struct Found {
     row: Option<RowId>,
     record: Option<Shown>,
-    /// Why `run` would not route the row.
     #[serde(skip)]
     refused: Option<Error>,
-    /// Why there is no row.
     #[serde(skip)]
     no_row: String,
 }
@@ -351,7 +348,6 @@ impl Found {
     }
 }
 
-/// A record for a person or for JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Shown {
     topic: String,

@@ -58,7 +58,6 @@ struct Report {
     /// The basis for "published": `pending`, `xid` or `xmin`.
     published_by: &'static str,
     older_than_seconds: u64,
-    /// The time before which rows are old.
     before: String,
     partitions: Vec<String>,
     rows_dropped: u64,
@@ -75,14 +74,12 @@ struct Answer<'a> {
     tables: &'a [Report],
 }
 
-/// What is to be deleted of a table.
 #[derive(Debug)]
 struct Doomed {
     sweeper: Sweeper,
     published: Option<Published>,
     /// Those that can be dropped.
     partitions: Vec<Partition>,
-    /// The counts before the deletion.
     plan: Report,
 }
 

@@ -115,7 +115,6 @@ pub(crate) struct RunSettings {
 }
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
-/// The greatest age of a row and the like.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
 /// A value parser for durations in `range`.
@@ -191,7 +190,6 @@ pub(crate) fn settings(flags: &Flags, file: &FileArgs) -> Result<Settings> {
     Settings::new(flags, &environment, Some(&read))
 }
 
-/// The checked configuration, Kafka's properties included.
 pub(crate) fn config(settings: &Settings, adopt_slot: bool) -> Result<Config> {
     let mut errors = Errors::default();
     let config = errors.keep(settings.config(adopt_slot));

@@ -12,7 +12,6 @@ use crate::relay::stop::{Stop, on_signals};
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
 
-/// The address where none is configured.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
 #[derive(Debug, Args, Serialize)]
@@ -39,7 +38,6 @@ Exit codes:
   0   told to stop
   2   the configuration is not valid";
 
-/// Serves the metrics of the slot until told to stop.
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let process = settings.process()?;

@@ -103,7 +103,6 @@ async fn candidates(session: &SqlSession) -> Result<Vec<String>> {
     rows.iter().map(|row| column(row, "name")).collect()
 }
 
-/// The settings that the file gets.
 fn known(settings: &Settings) -> Result<Known> {
     let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
     let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));

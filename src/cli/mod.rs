@@ -293,7 +293,6 @@ pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
     (form != Form::Table).then(|| error_in(form, &error))
 }
 
-/// The arguments of the command itself.
 fn innermost(typed: &ArgMatches) -> &ArgMatches {
     typed.subcommand().map_or(typed, |(_, nested)| innermost(nested))
 }

@@ -104,7 +104,6 @@ impl Output {
     }
 }
 
-/// Prints `value`, or for people `text`.
 pub(crate) fn print_report(output: Output, value: &impl Serialize, text: &str) -> Outcome {
     match output.form {
         Form::Table => print(text),
@@ -185,7 +184,7 @@ fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Also where the output is a file that exists
     #[arg(long, requires = "output")]
@@ -375,12 +374,10 @@ pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
 }
 
-/// Names and values, a line each.
 pub(crate) fn labelled<N: ToString>(values: impl IntoIterator<Item = (N, String)>) -> String {
     aligned(&values.into_iter().map(|(name, value)| [name.to_string(), value]).collect::<Vec<_>>()) + "\n"
 }
 
-/// Rows in aligned columns, for people.
 #[derive(Debug, Default)]
 pub(crate) struct Grid {
     head: Option<Vec<String>>,

@@ -30,7 +30,6 @@ use crate::state::{self, ServerIdentity, Stored};
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which the operator is told why a temporary slot is not ready.
 const SLOT_PATIENCE: Duration = Duration::from_secs(2);
-/// The longest wait until the slot is free again.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The slot, with a session on its server and the facts about both.
@@ -132,7 +131,6 @@ pub(super) struct Peek {
     sql: SqlSession,
     source: SourceConfig,
     routes: Vec<Route>,
-    /// The events after this position are read.
     pub(super) start: Position,
     /// The events that commit before this LSN are read. Without it, the reading has no end.
     pub(super) until: Option<Lsn>,
@@ -241,7 +239,6 @@ impl Peek {
         Ok(None)
     }
 
-    /// Ends the stream, and waits until the slot is free.
     pub(super) async fn end(self) {
         let last = Status { received: self.confirmed(), confirmed: self.confirmed(), reply_requested: false };
         // A server that does not answer frees the slot by itself, later.

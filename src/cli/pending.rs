@@ -63,7 +63,6 @@ const NAME_CHARS_MAX: usize = 200;
 /// Characters of a payload in the table; the data forms have all of it.
 const PAYLOAD_CHARS_MAX: usize = 1_000;
 
-/// Prints the events that are not delivered, and how many there are.
 pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
     let subject = Subject::look(&settings, "pending").await?;
@@ -114,7 +113,6 @@ struct Report {
     notes: Vec<String>,
 }
 
-/// The events of one outbox, aggregate type and topic.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 struct Group {
     #[serde(flatten)]
@@ -148,13 +146,11 @@ struct Shown {
     xid: Option<u32>,
     committed_at: Option<String>,
     bytes: Option<u64>,
-    /// Why the event cannot be routed.
     error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<serde_json::Value>,
 }
 
-/// Counts events.
 struct Tally {
     shown_max: usize,
     with_payload: bool,

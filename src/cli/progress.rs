@@ -8,7 +8,6 @@ use crate::cli::output::{Output, note};
 
 /// A command that ends sooner shows no bar.
 const SHOWN_AFTER: Duration = Duration::from_millis(500);
-/// The time between two states of the bar.
 const REDRAW: Duration = Duration::from_millis(100);
 
 const OF_ALL: &str = "[{bar:24}] {human_pos}/{human_len} {msg}, {eta} left";

@@ -25,17 +25,13 @@ const SHARE: u32 = 20;
 const PAUSE: Duration = Duration::from_secs(600);
 /// The limit for one look. A session that needs longer is stuck.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
-/// The most rows that are counted.
 const ROWS_MAX: i64 = 10_000;
 /// Nobody waits for these statements, nor do they wait for anybody.
 const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; set default_transaction_read_only = on";
 
-/// What is counted.
 #[derive(Debug)]
 enum What {
-    /// The parked events of the slot.
     Parked,
-    /// Some rows of an outbox.
     Rows { rows: Rows, outbox: String, sql: String },
 }
 

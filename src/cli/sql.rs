@@ -62,15 +62,11 @@ pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> 
     row.try_get(name).map_err(|error| Error::new(Kind::Bug, format!("column {name} of a query of ours: {error}")))
 }
 
-/// The table's DDL: the first migration.
 pub(crate) const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
 pub(crate) const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
-/// The publication for messages only.
 pub(crate) const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
 pub(crate) const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
-/// The slot, before Postgres 17.
 pub(crate) const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
-/// The slot, with failover.
 pub(crate) const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
 pub(crate) const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
 
@@ -134,7 +130,6 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Lets the server read both ends.
     pub(crate) async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
         let since = moment(client, "--since", since).await?;
         let until = moment(client, "--until", until).await?;

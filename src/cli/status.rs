@@ -341,7 +341,6 @@ impl Report {
         Check { state, text: format!("slot {slot}: {text}"), figures }
     }
 
-    /// One line for a log.
     fn line(&self) -> String {
         let Report { slot, healthy, relay, wal, .. } = self;
         format!(

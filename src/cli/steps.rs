@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::error::{Error, Remedy, Result};
 
-/// How a statement is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     Plainly,
@@ -27,7 +26,6 @@ pub(crate) struct Step {
     pub done: bool,
     #[serde(skip)]
     pub how: How,
-    /// What is said after it.
     #[serde(skip)]
     pub result: String,
 }
@@ -44,7 +42,6 @@ pub(crate) struct Plan {
     pub dry_run: bool,
     /// Statements in their order: table, column, publication, slot, each if it is missing.
     pub steps: Vec<Step>,
-    /// Objects that exist.
     pub present: Vec<String>,
     pub notes: Vec<String>,
     /// Risks that the operator can remove now.

@@ -69,7 +69,6 @@ Exit codes:
   15  publication or table do not fit
   20  an event cannot be decoded, and those before it are printed";
 
-/// Prints records until there are no more, or until told to stop.
 pub(super) async fn tail(args: &TailArgs) -> Outcome {
     let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
     let subject = Subject::look(&settings, "tail").await?;
@@ -130,10 +129,8 @@ async fn write(stdout: &mut Stdout, lines: &[u8]) -> Outcome {
     }
 }
 
-/// The lines of records that match.
 struct Tail {
     filter: Filter,
-    /// The number of records to print.
     left: u64,
     lines: Vec<u8>,
 }

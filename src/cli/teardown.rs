@@ -19,7 +19,6 @@ use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Publication};
 use crate::source::preflight::{self, Slot};
 
-/// The longest wait for the end of a terminated walsender.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args, Serialize)]
@@ -137,7 +136,6 @@ fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_public
     Ok(steps)
 }
 
-/// Runs the steps, and marks those that are done.
 async fn carry_out(session: &SqlSession, output: Output, steps: &mut [Step]) -> Outcome {
     for step in steps {
         output.say(&step.sql)?;

@@ -20,7 +20,6 @@ use crate::telemetry::health::STALLED_FIX;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a topic is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Events,

@@ -99,12 +99,10 @@ struct Check {
     state: &'static str,
     found: String,
     fix: Option<String>,
-    /// Of a check that is wrong.
     #[serde(skip)]
     kind: Option<Kind>,
 }
 
-/// The checks so far.
 #[derive(Serialize)]
 struct Report<'a> {
     #[serde(skip)]
@@ -123,7 +121,6 @@ impl Report<'_> {
         self.risk(check, subject, &fix.into_iter().fold(error, Error::remedy));
     }
 
-    /// `error` as a warning.
     fn risk(&mut self, check: &'static str, subject: impl Display, error: &Error) {
         self.add(self.failed(check, subject, error));
     }

@@ -31,15 +31,12 @@ const TOPICS_MAX: usize = 100;
 /// What Postgres says about Kafka.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Where it is known.
     pub(super) system_identifier: Option<String>,
     /// Topics of events, with the size of the largest record that was seen and the id of its row.
     pub(super) topics: BTreeMap<String, Option<(usize, String)>>,
-    /// For a look at the position.
     pub(super) place: Option<Place>,
 }
 
-/// A session, and what it saw.
 #[derive(Debug)]
 pub(super) struct Place {
     session: SqlSession,
@@ -122,7 +119,6 @@ pub(super) async fn position(config: &Config, place: &Place, report: &mut Report
     }
 }
 
-/// The checks of a relay that streams from the slot.
 fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     let source = &config.source;
     let (slot, retained) = facts.slot.as_ref().map(|slot| described(slot, facts)).unwrap_or_default();
@@ -152,7 +148,6 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     }
 }
 
-/// The state of a slot, and the bytes of WAL that it retains.
 fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
     let retained = slot.restart_lsn.map_or(0, |restart| facts.wal_end.bytes_since(restart));
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
@@ -181,7 +176,6 @@ async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config
     }
 }
 
-/// The topics and the largest records of the newest rows.
 async fn rows(report: &mut Report<'_>, session: &SqlSession, sampled: &Sampled<'_>, seen: &mut Seen) {
     const CHECK: &str = "rows";
     let subject = sampled.name.to_string();

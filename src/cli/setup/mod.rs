@@ -111,7 +111,6 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     args.output.say(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
 }
 
-/// Runs the steps, and marks those that are done.
 async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, plan: &mut Plan) -> Outcome {
     let output = args.output;
     for present in &plan.present {
@@ -158,7 +157,6 @@ fn repeated(args: &SetupArgs) -> String {
 const WAITS: &str = include_str!("../../../sql/waits.sql");
 /// The time between two messages about a slot that waits.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
-/// The pause before the next attempt to lock a table.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
 /// The time that the server has to end a statement after its time limit.
 const GRACE: Duration = Duration::from_secs(5);

@@ -19,7 +19,6 @@ use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server,
 
 const CAPACITY: &str = include_str!("../../../sql/room.sql");
 
-/// The objects that must exist in the end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub source: &'a SourceConfig,
@@ -39,17 +38,14 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The facts that decide the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub facts: Facts,
     /// What the server can still take. The same for all outboxes, but for the schema.
     pub capacity: Capacity,
-    /// The outbox tables, in the order of the configuration.
     pub outboxes: Vec<OutboxTable>,
 }
 
-/// The objects that the server and the role can still create.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Capacity {
     free_slots: i64,
@@ -68,7 +64,6 @@ pub(crate) struct OutboxTable {
 }
 
 impl Found {
-    /// Reads the catalogs. Changes nothing.
     pub(crate) async fn read(client: &Client, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
         let facts = inspect(client, &source.slot, &source.publication, outboxes).await?;
         let capacity = Capacity::read(client, "").await?;
@@ -90,13 +85,11 @@ impl Found {
 }
 
 impl Capacity {
-    /// What is left, and whether the role may create in `schema`.
     pub(crate) async fn read(client: &Client, schema: &str) -> Result<Capacity> {
         Ok(one_json(client, "reading the capacity of the server", CAPACITY, &[(&schema, Type::TEXT)]).await?)
     }
 }
 
-/// Plans the tables.
 pub(crate) fn tables(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
     if wanted.polls() && wanted.outboxes.len() != found.outboxes.len() {
         return Err(Error::new(Kind::Config, "a relay cannot poll messages: no table has them")
@@ -202,7 +195,6 @@ fn as_planned(wanted: &Wanted<'_>, found: &Found) -> Facts {
     facts
 }
 
-/// Creates the publication, or adds tables to it.
 fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
     let (name, server, known) = (&wanted.source.publication, &found.facts.server, found.facts.publication());
     if known.is_none() && found.facts.slot.is_some() {

@@ -17,17 +17,14 @@ use crate::postgres::sql::SqlSession;
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
-/// The column's name, and the name if that is taken.
 const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
 /// Postgres cuts longer identifiers.
 const NAME_BYTES_MAX: usize = 63;
 
-/// A table or partition that needs an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct IndexTarget {
     schema: String,
     table: String,
-    /// Whether it has one.
     indexed: bool,
     /// Whether an interrupted build left an invalid index of that name.
     broken: bool,

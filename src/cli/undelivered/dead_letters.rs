@@ -203,7 +203,6 @@ impl Topic {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, on_read)
     }
 
-    /// The oldest dead letters, with their places and times.
     fn oldest(
         &self,
         scope: DeadLetterScope,
@@ -371,11 +370,9 @@ struct Resolution {
     #[serde(flatten)]
     counts: Counts,
     topics: BTreeMap<String, u64>,
-    /// The number of dead letters without a record to send.
     unsendable: u64,
     unsendable_letters: Vec<Unsendable>,
     sent: u64,
-    /// The number of dead letters that this command resolved.
     newly_settled: u64,
     notes: Vec<String>,
 }

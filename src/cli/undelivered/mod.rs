@@ -44,7 +44,6 @@ pub(crate) trait Store: Args + std::fmt::Debug {
     /// Flags of `retry` and `drop` that only this store has.
     type ChangeFlags: Args + std::fmt::Debug;
 
-    /// Whether arguments without a flag name events.
     fn is_named(&self) -> bool;
 
     /// Reads events, the oldest first, and counts all that match. Changes nothing.
@@ -68,7 +67,6 @@ pub(crate) enum Change {
     Drop,
 }
 
-/// The commands of `parked` and of `dead-letters`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum UndeliveredCommand<S: Store> {
     /// List undelivered events, the oldest first
@@ -281,7 +279,6 @@ fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
 
 pub(crate) const NAME_CHARS_MAX: usize = 200;
 const ERROR_CHARS_MAX: usize = 1_000;
-/// Characters of a name in a cell of a table.
 const CELL_CHARS: usize = 40;
 /// The columns of a list, the most important first: a terminal cuts the others. A column without a value is left out.
 const COLUMNS: [&str; 11] =
@@ -348,7 +345,6 @@ pub(crate) enum More {
         columns: Vec<Column>,
     },
     DeadLetter {
-        /// The headers of the intended record.
         headers: Vec<Header>,
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<String>,
@@ -407,7 +403,6 @@ pub(crate) struct Found<E> {
     pub(crate) why_none: Option<Error>,
 }
 
-/// The kept part of a name or a key.
 pub(crate) fn name(bytes: &[u8]) -> String {
     head(bytes, NAME_CHARS_MAX)
 }

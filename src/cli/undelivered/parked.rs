@@ -103,7 +103,6 @@ impl Store for Parked {
     }
 }
 
-/// A session, and the conditions for the events of the table.
 #[derive(Debug)]
 struct Table<'a> {
     session: SqlSession,

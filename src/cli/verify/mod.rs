@@ -129,7 +129,6 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
     Ok(headers.into_iter().collect())
 }
 
-/// How each outbox that is a table is read.
 async fn plans(session: &SqlSession, config: &Config, range: &Range, report: &mut Report) -> Result<Vec<Plan>> {
     let source = &config.source;
     inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
@@ -157,7 +156,6 @@ async fn plans(session: &SqlSession, config: &Config, range: &Range, report: &mu
     Ok(plans)
 }
 
-/// The findings, and notes that explain them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
     /// Whether every row has its record, and none is out of order. Duplicates do not count.

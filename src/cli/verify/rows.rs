@@ -25,7 +25,6 @@ const IDS_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub name: TableName,
-    /// The order of an aggregate's events, if there is one.
     pub order: Option<String>,
     /// The outbox as far as topic, key, partition and timestamp go, and its columns.
     outbox: OutboxConfig,
@@ -36,7 +35,6 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Completes the configuration with the catalog's facts.
     pub(crate) fn new(outbox: &OutboxConfig, name: &TableName, table: &Table, range: &Range) -> Result<Plan> {
         let outbox = without_content(outbox);
         let order = match &outbox.upkeep.order_by {
@@ -77,7 +75,6 @@ fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
     outbox
 }
 
-/// The quoted column with increasing numbers.
 fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
     let id = || table.column(&outbox.id).filter(|id| id.is_integer());
     table.counters().next().or_else(id).map(|column| quote_ident(&column.name)).transpose()
@@ -112,7 +109,6 @@ pub(crate) async fn read(
     session.run(DOING, "commit").await
 }
 
-/// Adds the missing rights to a refusal.
 fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     if error.kind() != Kind::PostgresRefused {
         return error;

@@ -19,7 +19,6 @@ use crate::postgres::tls;
 /// From the look-up of the name to the answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a request failed.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) cause: String,

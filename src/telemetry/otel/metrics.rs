@@ -57,7 +57,6 @@ fn metric(name: &str, kind: &str, help: &str) -> Metric {
     Metric { name, description, unit, data: Some(data), ..Metric::default() }
 }
 
-/// A line with a value.
 struct Sample<'a> {
     name: &'a str,
     labels: Vec<KeyValue>,
@@ -98,7 +97,6 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// Adds a value to its metric.
 fn add(data: &mut Data, sample: &Sample<'_>, Period { since, until }: Period) {
     let (points, start_time_unix_nano) = match data {
         Data::Gauge(gauge) => (&mut gauge.data_points, 0),

@@ -31,7 +31,6 @@ use crate::error::Result;
 /// How long the end of the process waits for the last request.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The task that sends.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     task: JoinHandle<()>,
@@ -71,7 +70,6 @@ impl Exporter {
     }
 }
 
-/// What identifies this process to a collector.
 fn resource(config: &OtelConfig, slot: &SlotName) -> Resource {
     let mut attributes = config.attributes.clone();
     for (name, value) in [
