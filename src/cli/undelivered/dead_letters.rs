@@ -13,11 +13,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinError;
 
 use super::{
-    Change, ChangeArgs, Chosen, Counts, Details, Event, Found, Header, Help, ListArgs, More, NAME_CHARS_MAX, SHOWN_MAX,
-    ShowArgs, State, Store, UNCHANGED, error_text, name,
+    Change, ChangeArgs, Chosen, Counts, Event, Found, Help, ListArgs, NAME_CHARS_MAX, SHOWN_MAX, ShowArgs, Store,
+    UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
-use crate::cli::output::{Outcome, Output, aligned, cell, counted, note, notes, print_report, time, warn};
+use crate::cli::output::{Outcome, Output, aligned, cell, counted, labelled, note, notes, print_report, warn};
 use crate::cli::progress::{Bar, Sending};
 use crate::clock::now_us;
 use crate::config::Config;
@@ -75,7 +75,7 @@ impl Store for DeadLetters {
 
     /// Reads the topic twice, because the marker of a dead letter is behind it. Memory holds the listed dead letters, two
     /// bits for each resolved one, and the records fetched ahead.
-    async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
+    async fn list(args: &ListArgs<Self>) -> Result<Found> {
         let topic = Topic::open(&args.chosen, args.output, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let scope = if args.all { DeadLetterScope::All } else { DeadLetterScope::Unresolved };
@@ -84,7 +84,7 @@ impl Store for DeadLetters {
     }
 
     /// Memory holds the shown dead letters, with `--payload` their values, too.
-    async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
+    async fn show(args: &ShowArgs<Self>) -> Result<Found> {
         let topic = Topic::open(&args.chosen, args.output, Flags::new())?;
         let payload = args.payload;
         let (events, counts) = topic.read(move |topic, on_read| topic.details(payload, on_read)).await?;
@@ -212,14 +212,14 @@ impl Topic {
         let mut oldest = Oldest::new();
         let Some(scan) = self.scan(&self.wanted, on_read)? else { return Ok((oldest, None)) };
         let counts = scan.letters(&self.wanted, scope, on_read, &mut |letter, outcome| {
-            keep(&mut oldest, limit, letter, outcome);
+            keep(&mut oldest, limit, letter, event(letter, outcome, None, self.now_ms));
             ControlFlow::Continue(())
         })?;
         Ok((oldest, Some(counts)))
     }
 
     /// Finds dead letters that are not named by their place first: the scan keeps markers of known places only.
-    fn details(&self, payload: bool, on_read: OnRead<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
+    fn details(&self, payload: bool, on_read: OnRead<'_>) -> Result<(Vec<Event>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
             let (oldest, counts) = self.oldest(DeadLetterScope::All, SHOWN_MAX, on_read)?;
@@ -233,7 +233,9 @@ impl Topic {
         let counts = scan.letters(&wanted, DeadLetterScope::All, on_read, &mut |letter, outcome| {
             if shown.len() < SHOWN_MAX {
                 let settled_at = scan.marker(letter.at()).and_then(|marker| marker.when.as_deref());
-                shown.insert((letter.time_ms(), letter.at()), details(letter, outcome, settled_at, payload));
+                let mut event = event(letter, outcome, settled_at, self.now_ms);
+                add_details(&mut event, letter, payload);
+                shown.insert((letter.time_ms(), letter.at()), event);
             }
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -256,7 +258,7 @@ impl Topic {
     }
 
     /// `counts` is `None` if the topic does not exist.
-    fn found<E>(&self, events: Vec<E>, counts: Option<library::Counts>) -> Found<E> {
+    fn found(&self, events: Vec<Event>, counts: Option<library::Counts>) -> Found {
         let why_none = match &counts {
             None => Some(self.missing()),
             Some(counts) => (counts.matched == 0).then(|| self.nothing(counts)),
@@ -264,7 +266,6 @@ impl Topic {
         Found {
             counts: Counts::of_letters(self.name(), counts.unwrap_or_default()),
             events,
-            now_ms: self.now_ms,
             is_all: true,
             is_full: true,
             why_none,
@@ -294,8 +295,8 @@ impl Topic {
 
 type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
-fn keep(oldest: &mut Oldest, limit: usize, letter: &DeadLetter<'_>, outcome: Option<Settles>) {
-    oldest.insert((letter.time_ms(), letter.at()), event(letter, outcome, None));
+fn keep(oldest: &mut Oldest, limit: usize, letter: &DeadLetter<'_>, event: Event) {
+    oldest.insert((letter.time_ms(), letter.at()), event);
     if oldest.len() > limit {
         oldest.pop_last();
     }
@@ -305,46 +306,66 @@ fn reader_ended(error: &JoinError) -> Error {
     Error::new(Kind::Bug, format!("the reader of dead letters ended: {error}"))
 }
 
-fn event(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>) -> Event {
+fn event(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>, now_ms: i64) -> Event {
     let text = |text: Option<Cow<'_, str>>| text.map(|text| name(text.as_bytes()));
-    Event {
-        row_id: letter.row().map(name),
-        outbox: text(letter.outbox()),
-        key: letter.key().map(name),
-        topic: text(letter.topic()),
-        class: name(letter.class().as_bytes()),
-        error: letter.error().map(|error| error_text(&error)),
-        attempts: letter.attempts(),
-        stored_at: letter.time_ms().and_then(time),
-        state: State::DeadLetter {
-            letter: letter.at().to_string(),
-            slot: text(letter.slot()),
-            original_position: text(letter.position()),
-            value_bytes: letter.value().map(<[u8]>::len),
-            omitted_value_bytes: letter.omitted_value_bytes(),
-            settled: outcome.map(|outcome| outcome.to_string()),
-            settled_at: settled_at.map(|when| name(when.as_bytes())),
-        },
-        stored_ms: letter.time_ms(),
+    let (bytes, omitted) = (letter.value().map(<[u8]>::len), letter.omitted_value_bytes());
+    let mut event = Event::default();
+    event.add("row_id", "row id", letter.row().map(name));
+    event.add("outbox", "outbox", text(letter.outbox()));
+    event.add("key", "key", letter.key().map(name));
+    event.add("topic", "topic", text(letter.topic()));
+    event.add_times(letter.time_ms(), now_ms);
+    event.add("class", "class", Some(name(letter.class().as_bytes())));
+    event.add("error", "error", letter.error().map(|error| error_text(&error)));
+    event.add("attempts", "attempts", letter.attempts());
+    event.add_data("settled", outcome.map(|outcome| outcome.to_string()));
+    let at = settled_at.map(|when| name(when.as_bytes()));
+    let at_text = at.as_ref().map(|when| format!(" at {when}")).unwrap_or_default();
+    event.add_text("state", outcome.map(|outcome| format!("{outcome}{at_text}")));
+    if at.is_some() {
+        event.add_data("settled_at", at);
     }
+    event.add("letter", "dead letter", Some(letter.at().to_string()));
+    event.add("slot", "slot", text(letter.slot()));
+    event.add("original_position", "position", text(letter.position()));
+    event.add_data("value_bytes", bytes);
+    event.add_data("omitted_value_bytes", omitted);
+    event.add_text(
+        "value",
+        Some(match (bytes, omitted) {
+            (Some(bytes), _) => format!("{bytes} bytes"),
+            (None, Some(omitted)) => format!("none; {omitted} bytes were omitted; the row has them"),
+            (None, None) => "none".to_owned(),
+        }),
+    );
+    event
 }
 
-fn details(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>, payload: bool) -> Details {
+#[derive(Serialize)]
+struct Header {
+    name: String,
+    value: Option<String>,
+}
+
+/// Adds what only `show` shows; the value in hexadecimal digits if it is not text.
+fn add_details(event: &mut Event, letter: &DeadLetter<'_>, payload: bool) {
     let header = |(name, value): &LetterHeader<'_>| Header {
         name: cell(name.as_bytes(), HEADER_CHARS_MAX),
         value: value.map(|value| cell(value, HEADER_CHARS_MAX)),
     };
-    let (value, value_hex) = match letter.value().filter(|_| payload).map(std::str::from_utf8) {
-        None => (None, None),
-        Some(Ok(text)) => (Some(text.to_owned()), None),
-        Some(Err(_)) => (None, letter.value().map(hex)),
+    let headers: Vec<_> = letter.original_headers().iter().take(HEADERS_MAX).map(header).collect();
+    event.add_data("headers", &headers);
+    if !headers.is_empty() {
+        let line = |Header { name, value }: Header| (format!("  {name}"), value.unwrap_or("(none)".to_owned()));
+        event.add_part("headers", labelled(headers.into_iter().map(line)).trim_end().to_owned());
+    }
+    let Some(value) = letter.value().filter(|_| payload) else { return };
+    let (key, text) = match std::str::from_utf8(value) {
+        Ok(text) => ("value", text.to_owned()),
+        Err(_) => ("value_hex", hex(value)),
     };
-    let more = More::DeadLetter {
-        headers: letter.original_headers().iter().take(HEADERS_MAX).map(header).collect(),
-        value,
-        value_hex,
-    };
-    Details { event: event(letter, outcome, settled_at), more }
+    event.add_data(key, &text);
+    event.add_part("value", text);
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -561,7 +582,7 @@ Exit codes:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letters::{At, Entry, Header};
+    use crate::dead_letters::{At, Entry};
     use crate::route::dead_letter::{
         ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
     };
@@ -575,10 +596,10 @@ mod tests {
         let (key, value) = (Some(&b"order-17"[..]), Some(&b"canary"[..]));
         let record = Message { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
         let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
-        keep(oldest, 3, &letter, outcome);
+        keep(oldest, 3, &letter, event(&letter, outcome, None, NOW_MS));
     }
 
-    fn found(is_all: bool) -> Found<Event> {
+    fn found(is_all: bool) -> Found {
         let mut oldest = Oldest::new();
         let long = "a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
         let headers: [LetterHeader<'_>; 4] = [
@@ -601,7 +622,7 @@ mod tests {
         };
         let counts = Counts::of_letters("dead", counts);
         let events = oldest.into_values().collect();
-        Found { counts, events, now_ms: NOW_MS, is_all, is_full: true, why_none: None }
+        Found { counts, events, is_all, is_full: true, why_none: None }
     }
 
     #[test]
@@ -624,7 +645,7 @@ mod tests {
         assert!(lines[2].contains("  1:3          -  ") && !text.contains("more are resolved"), "{text}");
     }
 
-    fn shown(value: Option<&[u8]>, payload: bool) -> Details {
+    fn shown(value: Option<&[u8]>, payload: bool) -> Event {
         let headers: [LetterHeader<'_>; 6] = [
             ("id", Some(b"7\n")),
             ("empty", None),
@@ -636,12 +657,14 @@ mod tests {
         let headers = Some(headers.to_vec());
         let record = Message { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
         let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
-        details(&letter, Some(Settles::Dropped), Some("2026\n"), payload)
+        let mut event = event(&letter, Some(Settles::Dropped), Some("2026\n"), 120_000);
+        add_details(&mut event, &letter, payload);
+        event
     }
 
     #[test]
     fn details_of_a_dead_letter_leave_out_the_payload_by_default() {
-        insta::assert_snapshot!(shown(Some(b"canary"), false).text(120_000), @r"
+        insta::assert_snapshot!(shown(Some(b"canary"), false).text(), @r"
         row id       7
         stored       1970-01-01T00:01:00.000Z
         age          60s
@@ -660,16 +683,17 @@ mod tests {
 
     #[test]
     fn a_requested_payload_is_text_without_control_characters_or_hex() {
-        let text = shown(Some(b"{\"a\":\n\x1b[2J1}"), true).text(0);
+        let text = shown(Some(b"{\"a\":\n\x1b[2J1}"), true).text();
         assert!(text.ends_with("value\n{\"a\":\n\u{fffd}[2J1}\n"), "{text}");
-        assert!(shown(Some(b"\xff\x00"), true).text(0).ends_with("value\nff00\n"));
-        assert!(shown(None, true).text(0).contains("none; 2000000 bytes were omitted"));
+        assert!(shown(Some(b"\xff\x00"), true).text().ends_with("value\nff00\n"));
+        assert!(shown(None, true).text().contains("none; 2000000 bytes were omitted"));
     }
 
     fn plan(change: Change, topics: &[&str]) -> Resolution {
         let mut plan = Resolution::new("dead", change, true);
         for topic in topics {
-            let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
+            let mut headers: Vec<LetterHeader<'_>> =
+                vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
             let headers = Some(headers);
             let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };

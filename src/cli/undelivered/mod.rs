@@ -9,15 +9,15 @@ pub(crate) mod parked;
 use std::collections::BTreeMap;
 
 use clap::{ArgGroup, Args, Subcommand};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
 use crate::cli::output::{
-    Consent, Outcome, Output, age, aligned, cell, counted, cut, labelled, note, print_report, table, width,
+    Consent, Outcome, Output, age, cell, counted, cut, labelled, note, print_report, table, time, width,
 };
 use crate::config::unit::parse_duration;
 use crate::dead_letters as library;
 use crate::error::{Error, Kind, Result};
-use crate::upkeep::parked::BEHIND;
 
 pub(crate) use dead_letters::DeadLetters;
 pub(crate) use parked::Parked;
@@ -47,10 +47,10 @@ pub(crate) trait Store: Args + std::fmt::Debug {
     fn is_named(&self) -> bool;
 
     /// Reads events, the oldest first, and counts all that match. Changes nothing.
-    async fn list(args: &ListArgs<Self>) -> Result<Found<Event>>;
+    async fn list(args: &ListArgs<Self>) -> Result<Found>;
 
     /// Reads up to `SHOWN_MAX` events with all known fields. Changes nothing.
-    async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>>;
+    async fn show(args: &ShowArgs<Self>) -> Result<Found>;
 
     /// Shows the plan of `change`, asks, and carries the plan out.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
@@ -164,7 +164,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
     if found.counts.matched > shown as u64 {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
-    let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
+    let texts: Vec<_> = found.events.iter().map(Event::text).collect();
     print_report(args.output, &found, &texts.join("\n"))
 }
 
@@ -284,90 +284,69 @@ const CELL_CHARS: usize = 40;
 const COLUMNS: [&str; 11] =
     ["age", "class", "row id", "dead letter", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A value of an event: its key for programs, its name and text for people. One of the two may be empty.
+#[derive(Debug, Clone)]
+struct Field {
+    key: &'static str,
+    value: Value,
+    name: &'static str,
+    text: Option<String>,
+}
+
+/// An event as one of the stores has it.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Event {
-    pub(crate) row_id: Option<String>,
-    pub(crate) outbox: Option<String>,
-    pub(crate) key: Option<String>,
-    pub(crate) topic: Option<String>,
-    pub(crate) class: String,
-    pub(crate) error: Option<String>,
-    pub(crate) attempts: Option<u32>,
+    fields: Vec<Field>,
+    /// For people only: a title, and lines below it.
+    parts: Vec<(String, String)>,
+}
+
+impl Event {
+    /// A value for both. Where it is not known, it is null for programs, and left out for people.
+    pub(crate) fn add<T: Serialize + ToString>(&mut self, key: &'static str, name: &'static str, value: Option<T>) {
+        let text = value.as_ref().map(ToString::to_string);
+        self.fields.push(Field { key, value: json!(value), name, text });
+    }
+
+    pub(crate) fn add_data(&mut self, key: &'static str, value: impl Serialize) {
+        self.fields.push(Field { key, value: json!(value), name: "", text: None });
+    }
+
+    pub(crate) fn add_text(&mut self, name: &'static str, text: Option<String>) {
+        self.fields.push(Field { key: "", value: Value::Null, name, text });
+    }
+
+    pub(crate) fn add_part(&mut self, title: impl Into<String>, lines: String) {
+        self.parts.push((title.into(), lines));
+    }
+
     /// When the event was parked, or its dead letter was written.
-    pub(crate) stored_at: Option<String>,
-    #[serde(flatten)]
-    pub(crate) state: State,
-    #[serde(skip)]
-    pub(crate) stored_ms: Option<i64>,
+    pub(crate) fn add_times(&mut self, stored_ms: Option<i64>, now_ms: i64) {
+        self.add("stored_at", "stored", stored_ms.and_then(time));
+        self.add_text("age", stored_ms.map(|stored_ms| age(stored_ms, now_ms)));
+    }
+
+    fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.fields.iter().filter_map(|field| Some((field.name, field.text.as_deref()?)))
+    }
+
+    /// All that is known, for people.
+    fn text(&self) -> String {
+        let mut text = labelled(self.texts().map(|(name, text)| (name, cell(text.as_bytes(), ERROR_CHARS_MAX))));
+        for (title, lines) in &self.parts {
+            // Control characters of a payload must not reach the terminal.
+            let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
+            text += &format!("{title}\n{}\n", lines.replace(plain, "\u{fffd}"));
+        }
+        text
+    }
 }
 
-/// The fields that one of the stores has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub(crate) enum State {
-    Parked {
-        next_try_at: Option<String>,
-        asked: Option<String>,
-        behind: u64,
-        #[serde(skip)]
-        next_ms: Option<i64>,
-    },
-    DeadLetter {
-        letter: String,
-        slot: Option<String>,
-        original_position: Option<String>,
-        value_bytes: Option<usize>,
-        omitted_value_bytes: Option<u64>,
-        settled: Option<String>,
-        /// The time in its marker; only `show` reads it.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        settled_at: Option<String>,
-    },
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Details {
-    #[serde(flatten)]
-    pub(crate) event: Event,
-    #[serde(flatten)]
-    pub(crate) more: More,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub(crate) enum More {
-    Parked {
-        commit_lsn: String,
-        index: i64,
-        via: String,
-        committed_at: Option<String>,
-        before: u64,
-        columns: Vec<Column>,
-    },
-    DeadLetter {
-        headers: Vec<Header>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        value: Option<String>,
-        /// The value in hexadecimal digits, with `--payload` if the value is not text.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        value_hex: Option<String>,
-    },
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Column {
-    pub(crate) name: String,
-    #[serde(rename = "type")]
-    pub(crate) type_name: Option<String>,
-    pub(crate) bytes: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) value: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Header {
-    pub(crate) name: String,
-    pub(crate) value: Option<String>,
+impl Serialize for Event {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields = self.fields.iter().filter(|field| !field.key.is_empty());
+        serializer.collect_map(fields.map(|field| (field.key, &field.value)))
+    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -387,12 +366,10 @@ pub(crate) enum StoreCounts {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Found<E> {
+pub(crate) struct Found {
     #[serde(flatten)]
     pub(crate) counts: Counts,
-    pub(crate) events: Vec<E>,
-    #[serde(skip)]
-    pub(crate) now_ms: i64,
+    pub(crate) events: Vec<Event>,
     /// Whether the list has the events that only `--all` lists.
     #[serde(skip)]
     pub(crate) is_all: bool,
@@ -414,98 +391,6 @@ pub(crate) fn error_text(text: &str) -> String {
 fn head(bytes: &[u8], chars: usize) -> String {
     let head = bytes.get(..chars.saturating_add(1).saturating_mul(4)).unwrap_or(bytes);
     cut(&String::from_utf8_lossy(head), chars)
-}
-
-impl Event {
-    fn fields(&self, now_ms: i64) -> Vec<(&'static str, String)> {
-        let mut fields = vec![
-            ("row id", self.row_id.clone()),
-            ("outbox", self.outbox.clone()),
-            ("key", self.key.clone()),
-            ("topic", self.topic.clone()),
-            ("stored", self.stored_at.clone()),
-            ("age", self.stored_ms.map(|stored_ms| age(stored_ms, now_ms))),
-            ("class", Some(self.class.clone())),
-            ("error", self.error.clone()),
-            ("attempts", self.attempts.map(|attempts| attempts.to_string())),
-            ("state", self.state.text(&self.class, now_ms)),
-        ];
-        match &self.state {
-            State::Parked { behind, .. } => fields.push(("behind it", Some(behind.to_string()))),
-            State::DeadLetter { letter, slot, original_position, value_bytes, omitted_value_bytes, .. } => {
-                let value = match (value_bytes, omitted_value_bytes) {
-                    (Some(bytes), _) => format!("{bytes} bytes"),
-                    (None, Some(omitted)) => format!("none; {omitted} bytes were omitted; the row has them"),
-                    (None, None) => "none".to_owned(),
-                };
-                fields.push(("dead letter", Some(letter.clone())));
-                fields.push(("slot", slot.clone()));
-                fields.push(("position", original_position.clone()));
-                fields.push(("value", Some(value)));
-            }
-        }
-        fields.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
-    }
-}
-
-impl State {
-    /// The next attempt of a parked event, or the resolution of a dead letter.
-    fn text(&self, class: &str, now_ms: i64) -> Option<String> {
-        match self {
-            State::DeadLetter { settled, settled_at: None, .. } => settled.clone(),
-            State::DeadLetter { settled, settled_at: Some(when), .. } => {
-                Some(format!("{} at {when}", settled.as_ref()?))
-            }
-            State::Parked { asked: Some(asked), .. } => Some(format!("{asked} requested")),
-            State::Parked { .. } if class == BEHIND => Some("behind".to_owned()),
-            State::Parked { next_ms: None, .. } => Some("on request".to_owned()),
-            State::Parked { next_ms: Some(next_ms), .. } if *next_ms <= now_ms => Some("now".to_owned()),
-            State::Parked { next_ms: Some(next_ms), .. } => Some(format!("in {}", age(now_ms, *next_ms))),
-        }
-    }
-}
-
-impl Details {
-    pub(crate) fn text(&self, now_ms: i64) -> String {
-        let mut fields = self.event.fields(now_ms);
-        let (part, parts, values) = match &self.more {
-            More::Parked { commit_lsn, index, via, committed_at, before, columns } => {
-                let behind = if let State::Parked { behind, .. } = &self.event.state { *behind } else { 0 };
-                fields.retain(|(name, _)| *name != "behind it");
-                fields.push(("aggregate", format!("{before} before it, and {behind} behind it")));
-                fields.push(("position", format!("{commit_lsn}, index {index}, from the {via}")));
-                fields.extend(committed_at.clone().map(|committed_at| ("committed", committed_at)));
-                let values = columns.iter().filter_map(|column| {
-                    let title = format!("value of {}", column.name.replace(char::is_control, " "));
-                    Some((title, column.value.as_ref()?))
-                });
-                let cells = |column: &Column| {
-                    let size = column.bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
-                    vec![format!("  {}", column.name), column.type_name.clone().unwrap_or("-".to_owned()), size]
-                };
-                ("columns", columns.iter().map(cells).collect(), values.collect())
-            }
-            More::DeadLetter { headers, value, value_hex } => {
-                let value = value.as_ref().or(value_hex.as_ref()).map(|value| ("value".to_owned(), value));
-                let cells = |header: &Header| {
-                    vec![format!("  {}", header.name), header.value.clone().unwrap_or("(none)".to_owned())]
-                };
-                ("headers", headers.iter().map(cells).collect(), Vec::from_iter(value))
-            }
-        };
-        let parts: Vec<Vec<String>> = parts;
-        let line = |(name, text): (&'static str, String)| (name, cell(text.as_bytes(), ERROR_CHARS_MAX));
-        let mut text = labelled(fields.into_iter().map(line));
-        if !parts.is_empty() {
-            text += &format!("{part}\n{}\n", aligned(&parts));
-        }
-        for (title, value) in values {
-            // Control characters of a payload must not reach the terminal.
-            let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
-            text += &format!("{title}\n{}\n", value.replace(plain, "\u{fffd}"));
-        }
-        text
-    }
 }
 
 impl Counts {
@@ -531,11 +416,10 @@ impl Counts {
     }
 }
 
-impl Found<Event> {
+impl Found {
     /// For people: a table whose lines are cut to `width`, the counts, and how to list the others.
     pub(crate) fn text(&self, width: Option<usize>) -> String {
-        let known: Vec<BTreeMap<_, _>> =
-            self.events.iter().map(|event| event.fields(self.now_ms).into_iter().collect()).collect();
+        let known: Vec<BTreeMap<_, _>> = self.events.iter().map(|event| event.texts().collect()).collect();
         let has_one = |column: &&str| known.iter().any(|fields| fields.contains_key(column));
         let columns: Vec<_> = COLUMNS.into_iter().filter(has_one).collect();
         let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|column| (*column).to_owned()).collect()];
@@ -630,38 +514,32 @@ mod tests {
         assert_eq!(error.what_to_do().as_deref(), Some("the classes are refused, too-large"));
     }
 
-    use crate::cli::output::time;
-
-    const NOW_MS: i64 = 1_772_366_400_000;
-
-    fn parked(row_id: &str, class: &str, behind: u64, next_ms: Option<i64>) -> Event {
-        Event {
-            row_id: Some(row_id.to_owned()),
-            outbox: Some("public.outbox".to_owned()),
-            key: Some("order-17".to_owned()),
-            topic: Some("orders".to_owned()),
-            class: class.to_owned(),
-            error: Some("the broker takes no record this large".to_owned()),
-            attempts: Some(1),
-            stored_at: time(NOW_MS - 5_000),
-            state: State::Parked { next_try_at: next_ms.and_then(time), asked: None, behind, next_ms },
-            stored_ms: Some(NOW_MS - 5_000),
-        }
+    fn parked(row_id: &str, class: &str, behind: u64, state: &str) -> Event {
+        let mut event = Event::default();
+        event.add("row_id", "row id", Some(row_id));
+        event.add("outbox", "outbox", Some("public.outbox"));
+        event.add_times(Some(NOON_MS - 5_000), NOON_MS);
+        event.add("class", "class", Some(class));
+        event.add_text("state", Some(state.to_owned()));
+        event.add("behind", "behind it", Some(behind));
+        event
     }
 
-    fn found() -> Found<Event> {
-        let refused = Event {
-            attempts: Some(3),
-            error: Some("topic a\u{1b} refuses".to_owned()),
-            key: None,
-            ..parked("8", "refused", 0, Some(NOW_MS + 4_000))
-        };
+    fn found() -> Found {
+        let (mut large, mut refused) =
+            (parked("7", "too-large", 1_203, "on request"), parked("8", "refused", 0, "in 4s"));
+        for (event, key, error, attempts) in
+            [(&mut large, Some("order-17"), "it is too large", 1), (&mut refused, None, "topic a\u{1b} refuses", 3)]
+        {
+            event.add("key", "key", key);
+            event.add("error", "error", Some(error));
+            event.add("attempts", "attempts", Some(attempts));
+        }
         let classes = [("behind".to_owned(), 1_203), ("refused".to_owned(), 1), ("too-large".to_owned(), 1)].into();
         let store = StoreCounts::Parked { slot: "orders".to_owned(), aggregates: 2 };
         Found {
             counts: Counts { matched: 1_205, classes, store },
-            events: vec![parked("7", "too-large", 1_203, None), refused],
-            now_ms: NOW_MS,
+            events: vec![large, refused],
             is_all: false,
             is_full: false,
             why_none: None,
@@ -671,33 +549,21 @@ mod tests {
     #[test]
     fn the_list_has_a_line_for_each_aggregate_and_counts_all_events() {
         insta::assert_snapshot!(found().text(None), @r"
-        age  class      row id  state       behind it  attempts  key       topic   outbox         error
-        5s   too-large  7       on request  1203       1         order-17  orders  public.outbox  the broker takes no record this large
-        5s   refused    8       in 4s       0          3         -         orders  public.outbox  topic a\u{1b} refuses
+        age  class      row id  state       behind it  attempts  key       outbox         error
+        5s   too-large  7       on request  1203       1         order-17  public.outbox  it is too large
+        5s   refused    8       in 4s       0          3         -         public.outbox  topic a\u{1b} refuses
 
         1205 events of 2 aggregates: 1203 behind, 1 refused, 1 too-large
         2 listed; --all lists those behind others, too.
         ");
+        let json = serde_json::to_value(found()).unwrap();
+        let refused = json!({"row_id": "8", "outbox": "public.outbox", "stored_at": "2026-03-01T11:59:55.000Z",
+            "class": "refused", "behind": 0, "key": null, "error": "topic a\u{1b} refuses", "attempts": 3});
+        assert_eq!((&json["events"][1], &json["matched"]), (&refused, &json!(1_205)));
         assert!(found().text(Some(60)).lines().take(3).all(|line| line.chars().count() <= 60));
         let full = Found { is_full: true, ..found() };
         assert!(full.text(None).ends_with("--limit lists more, and --all those behind others, too.\n"));
         let all = Found { is_all: true, is_full: true, ..found() };
         assert!(all.text(None).ends_with("The oldest 2 are listed; --limit lists more.\n"));
-    }
-
-    #[test]
-    fn the_state_of_a_parked_event_names_its_next_attempt() {
-        let next = |class, asked: Option<&str>, next_ms| {
-            let asked = asked.map(str::to_owned);
-            let state = State::Parked { next_try_at: None, asked, behind: 0, next_ms };
-            state.text(class, 100_000).unwrap()
-        };
-        assert_eq!(next("refused", None, Some(104_000)), "in 4s");
-        assert_eq!(next("refused", None, Some(400_000)), "in 5m");
-        assert_eq!(next("refused", None, Some(99_000)), "now");
-        assert_eq!(next("too-large", None, None), "on request");
-        assert_eq!(next("behind", None, None), "behind");
-        assert_eq!(next("behind", Some("drop"), None), "drop requested");
-        assert_eq!(next("refused", Some("retry"), Some(104_000)), "retry requested");
     }
 }

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Column, Counts, Details, Event, Found, Help, ListArgs, More, SHOWN_MAX, ShowArgs, Span,
-    State, Store, StoreCounts, UNCHANGED, error_text, name,
+    Change, ChangeArgs, Chosen, Counts, Event, Found, Help, ListArgs, SHOWN_MAX, ShowArgs, Span, Store, StoreCounts,
+    UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, Common};
-use crate::cli::output::{Outcome, counted, print_report, time};
+use crate::cli::output::{Grid, Outcome, age, counted, or_dash, print_report, time};
 use crate::cli::sql::column;
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -55,17 +56,17 @@ impl Store for Parked {
         !self.named.is_empty()
     }
 
-    async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
+    async fn list(args: &ListArgs<Self>) -> Result<Found> {
         let table = Table::open(&args.chosen).await?;
         // An event that is named is listed, also behind another one.
         let is_named = args.chosen.store.is_named() || !args.chosen.filters.id.is_empty();
         let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
         let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
         let is_full = rows.len() as u64 >= u64::from(args.limit);
-        Ok(Found { is_all, is_full, ..table.found(&rows, event).await? })
+        Ok(Found { is_all, is_full, ..table.found(&rows, listed).await? })
     }
 
-    async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
+    async fn show(args: &ShowArgs<Self>) -> Result<Found> {
         let table = Table::open(&args.chosen).await?;
         let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
         let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
@@ -158,12 +159,11 @@ impl Table<'_> {
         Ok(Counts { matched, classes, store: StoreCounts::Parked { slot: self.slot.to_string(), aggregates } })
     }
 
-    async fn found<E>(&self, rows: &[Row], read: fn(&Row) -> Result<E>) -> Result<Found<E>> {
+    async fn found(&self, rows: &[Row], read: fn(&Row) -> Result<Event>) -> Result<Found> {
         let counts = self.counts().await?;
         Ok(Found {
             why_none: self.why_none(&counts),
             counts,
-            now_ms: rows.first().map(|row| column(row, "now_ms")).transpose()?.unwrap_or_default(),
             events: rows.iter().map(read).collect::<Result<_>>()?,
             is_all: true,
             is_full: false,
@@ -192,28 +192,52 @@ impl Table<'_> {
     }
 }
 
-fn event(row: &Row) -> Result<Event> {
-    let (stored_ms, next_ms): (i64, Option<i64>) = (column(row, "parked_ms")?, column(row, "next_ms")?);
-    Ok(Event {
-        row_id: Some(name(column(row, "row_id")?)),
-        outbox: Some(name(column::<&str>(row, "outbox")?.as_bytes())),
-        key: column::<Option<&[u8]>>(row, "key")?.map(name),
-        topic: column::<Option<&str>>(row, "topic")?.map(|topic| name(topic.as_bytes())),
-        class: column(row, "class")?,
-        error: column::<Option<&str>>(row, "error")?.map(error_text),
-        attempts: u32::try_from(column::<i32>(row, "attempts")?).ok(),
-        stored_at: time(stored_ms),
-        state: State::Parked {
-            next_try_at: next_ms.and_then(time),
-            asked: column(row, "asked")?,
-            behind: count(row, "behind")?,
-            next_ms,
-        },
-        stored_ms: Some(stored_ms),
-    })
+fn listed(row: &Row) -> Result<Event> {
+    let mut event = event(row)?;
+    event.add("behind", "behind it", Some(count(row, "behind")?));
+    Ok(event)
 }
 
-fn details(row: &Row) -> Result<Details> {
+fn event(row: &Row) -> Result<Event> {
+    let (next_ms, now_ms): (Option<i64>, i64) = (column(row, "next_ms")?, column(row, "now_ms")?);
+    let (class, asked): (&str, Option<&str>) = (column(row, "class")?, column(row, "asked")?);
+    let mut event = Event::default();
+    event.add("row_id", "row id", Some(name(column(row, "row_id")?)));
+    event.add("outbox", "outbox", Some(name(column::<&str>(row, "outbox")?.as_bytes())));
+    event.add("key", "key", column::<Option<&[u8]>>(row, "key")?.map(name));
+    event.add("topic", "topic", column::<Option<&str>>(row, "topic")?.map(|topic| name(topic.as_bytes())));
+    event.add_times(column(row, "parked_ms")?, now_ms);
+    event.add("class", "class", Some(class));
+    event.add("error", "error", column::<Option<&str>>(row, "error")?.map(error_text));
+    event.add("attempts", "attempts", u32::try_from(column::<i32>(row, "attempts")?).ok());
+    event.add_data("next_try_at", next_ms.and_then(time));
+    event.add_data("asked", asked);
+    event.add_text("state", Some(state(class, asked, next_ms, now_ms)));
+    Ok(event)
+}
+
+/// The next attempt.
+fn state(class: &str, asked: Option<&str>, next_ms: Option<i64>, now_ms: i64) -> String {
+    match (asked, next_ms) {
+        (Some(asked), _) => format!("{asked} requested"),
+        (None, _) if class == BEHIND => "behind".to_owned(),
+        (None, None) => "on request".to_owned(),
+        (None, Some(next_ms)) if next_ms <= now_ms => "now".to_owned(),
+        (None, Some(next_ms)) => format!("in {}", age(now_ms, next_ms)),
+    }
+}
+
+#[derive(Serialize)]
+struct Column {
+    name: String,
+    #[serde(rename = "type")]
+    type_name: Option<String>,
+    bytes: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+}
+
+fn details(row: &Row) -> Result<Event> {
     let names: Vec<String> = column(row, "names")?;
     let types: Vec<Option<String>> = column(row, "types")?;
     let sizes: Vec<Option<i32>> = column(row, "sizes")?;
@@ -226,15 +250,31 @@ fn details(row: &Row) -> Result<Details> {
         bytes,
         value: text.map(|text| String::from_utf8_lossy(&text).into_owned()),
     });
-    let more = More::Parked {
-        commit_lsn: column(row, "commit_lsn")?,
-        index: column(row, "index")?,
-        via: column(row, "via")?,
-        committed_at: time(column(row, "committed_ms")?),
-        before: count(row, "before")?,
-        columns: columns.collect(),
-    };
-    Ok(Details { event: event(row)?, more })
+    let (columns, mut event): (Vec<Column>, Event) = (columns.collect(), event(row)?);
+    let (behind, before) = (count(row, "behind")?, count(row, "before")?);
+    let (lsn, index, via): (String, i64, String) =
+        (column(row, "commit_lsn")?, column(row, "index")?, column(row, "via")?);
+    event.add_text("aggregate", Some(format!("{before} before it, and {behind} behind it")));
+    event.add_text("position", Some(format!("{lsn}, index {index}, from the {via}")));
+    event.add("committed_at", "committed", time(column(row, "committed_ms")?));
+    for (key, value) in
+        [("behind", json!(behind)), ("before", json!(before)), ("commit_lsn", json!(lsn)), ("index", json!(index))]
+    {
+        event.add_data(key, value);
+    }
+    event.add_data("via", via);
+    event.add_data("columns", &columns);
+    let mut grid = Grid::default();
+    for Column { name, type_name, bytes, .. } in &columns {
+        let size = bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
+        grid.row([&format_args!("  {name}"), &or_dash(type_name.as_ref()), &size]);
+    }
+    event.add_part("columns", grid.text().trim_end().to_owned());
+    for Column { name, value, .. } in columns {
+        let title = format!("value of {}", name.replace(char::is_control, " "));
+        value.into_iter().for_each(|value| event.add_part(title.clone(), value));
+    }
+    Ok(event)
 }
 
 fn count(row: &Row, name: &str) -> Result<u64> {
@@ -461,6 +501,18 @@ mod tests {
             plan(Change::Drop, 3).result(None),
             "drop requested for 2 events; 1 event was delivered or dropped meanwhile; no relay has slot s now: the next one carries this out"
         );
+    }
+
+    #[test]
+    fn the_state_of_a_parked_event_names_its_next_attempt() {
+        let next = |class, asked, next_ms| state(class, asked, next_ms, 100_000);
+        assert_eq!(next("refused", None, Some(104_000)), "in 4s");
+        assert_eq!(next("refused", None, Some(400_000)), "in 5m");
+        assert_eq!(next("refused", None, Some(99_000)), "now");
+        assert_eq!(next("too-large", None, None), "on request");
+        assert_eq!(next("behind", None, None), "behind");
+        assert_eq!(next("behind", Some("drop"), None), "drop requested");
+        assert_eq!(next("refused", Some("retry"), Some(104_000)), "retry requested");
     }
 
     #[test]
