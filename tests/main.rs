@@ -1,7 +1,8 @@
 //! The tests, in one binary: the servers they need are started once, when the first test asks.
 //!
 //! [`simulation`] drives the core through seeded schedules of a model. [`support`] is the lab, and tests itself. [`tidy`]
-//! holds the repository to its house rules, [`allocations`] an event to what it costs. [`live`] runs `walrelay` as an
+//! holds the repository to its house rules, [`pages`] the docs to the program, [`allocations`] an event to what it costs.
+//! [`live`] runs `walrelay` as an
 //! operator does: each of its files says at its head which promises it is for (P1 to P14 of `src/lib.rs`), or which page
 //! of `docs` it holds to its word.
 //!
@@ -25,6 +26,7 @@
 
 mod allocations;
 mod live;
+mod pages;
 #[path = "simulation/main.rs"]
 mod simulation;
 mod support;

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use regex::Regex;
 use walrelay::config::{ConfigFile, Environment, Flags, Settings};
 use walrelay::error::Kind;
 use walrelay::telemetry::Metrics;
+
+use crate::pages;
 
 /// Names that say nothing, so that anything ends up in them.
 const BANNED_NAMES: [&str; 8] = ["utils", "util", "common", "types", "manager", "helper", "helpers", "misc"];
@@ -383,7 +386,7 @@ fn every_alert_has_a_test_and_a_section_of_the_runbook() {
     let tested: BTreeSet<&str> = tests.lines().filter_map(|line| line.trim().strip_prefix("- alertname: ")).collect();
     assert!(names.iter().all(|name| tested.contains(name.as_str())), "{names:?} and {tested:?}");
     assert_eq!(names.len(), links.len(), "each alert has a runbook");
-    let sections = headings(&root().join("docs/how-to/runbook.md"));
+    let sections = pages::anchors("docs/how-to/runbook.md");
     none("no such section", links.into_iter().filter(|link| !sections.contains(link)).collect());
 }
 
@@ -427,32 +430,29 @@ fn sql_is_written_in_lower_case() {
 }
 
 #[test]
-fn every_relative_link_leads_somewhere() {
+fn every_page_that_is_named_exists() {
+    let page = Regex::new(r"\bdocs/[a-z/-]+\.md").unwrap();
     let mut wrong = Vec::new();
-    for file in files(".", &[".md"]) {
-        let folder = root().join(&file.path).parent().map(PathBuf::from).unwrap();
+    let folders = ["src", "tests", "benches", "deploy", "scripts", "docs"];
+    for file in folders.into_iter().flat_map(|folder| files(folder, &[])) {
         for (number, line) in file.lines() {
-            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-                let (path, heading) = target.split_once('#').unwrap_or((target, ""));
-                if target.contains("://") || target.starts_with("mailto:") {
-                    continue;
-                }
-                let leads_to = if path.is_empty() { root().join(&file.path) } else { folder.join(path) };
-                if !leads_to.exists() {
-                    wrong.push(format!("{}:{number}: {target}", file.path));
-                } else if !heading.is_empty() && !headings(&leads_to).contains(heading) {
-                    wrong.push(format!("{}:{number}: {target} has no such heading", file.path));
-                }
-            }
+            let missing = page.find_iter(line).filter(|found| !root().join(found.as_str()).exists());
+            wrong.extend(missing.map(|found| format!("{}:{number}: {}", file.path, found.as_str())));
         }
     }
-    none("links to nowhere", wrong);
+    none("pages that do not exist", wrong);
 }
 
-/// The headings of a page, as a link names them.
-fn headings(page: &Path) -> BTreeSet<String> {
-    let text = fs::read_to_string(page).unwrap();
-    let titles = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
-    let kept = |character: &char| character.is_alphanumeric() || "-_ ".contains(*character);
-    titles.map(|title| title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+#[test]
+fn every_header_is_documented() {
+    let (page, constant) = (read("docs/reference/headers.md"), Regex::new(r#"_HEADER: &str = "([^"]+)""#).unwrap());
+    let sources = files("src", &[".rs"]);
+    let names: Vec<&str> = sources
+        .iter()
+        .flat_map(|file| constant.captures_iter(&file.text))
+        .map(|found| found.extract::<1>().1[0])
+        .collect();
+    assert!(names.len() > 10, "{names:?}");
+    let missing = names.into_iter().filter(|name| !page.contains(&format!("`{name}`")));
+    none("headers that docs/reference/headers.md lacks", missing.map(str::to_owned).collect());
 }

@@ -28,6 +28,7 @@ mod otel;
 mod outages;
 mod outboxes;
 mod page;
+mod pages;
 mod parked;
 mod parked_asked;
 mod parked_bulk;

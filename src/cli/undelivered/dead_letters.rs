@@ -48,7 +48,7 @@ pub(crate) struct DeadLetters {
     #[command(flatten)]
     #[serde(skip)]
     pub file: FileArgs,
-    /// Kafka's bootstrap servers, with commas between
+    /// Kafka's bootstrap servers, separated by commas
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     /// Dead letters of all slots

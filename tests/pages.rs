@@ -1,0 +1,373 @@
+//! README, the pages of `docs` and of `examples`: links, commands and configurations, and the page of the command line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::error::ErrorKind;
+use clap::{Arg, CommandFactory as _};
+use regex::Regex;
+use walrelay::cli::Cli;
+use walrelay::config::{ConfigFile, Environment, Flags, Settings};
+
+use crate::ROOT;
+
+/// Languages of blocks that a test reads: here, and `sql` in `live/pages.rs`.
+const READ: [&str; 4] = ["sh", "sql", "toml", "yaml"];
+/// Output, and code in languages of consumers and writers.
+const NOT_READ: [&str; 9] = ["text", "json", "ini", "properties", "java", "go", "python", "csharp", "html"];
+
+/// A block of code of a page.
+pub(crate) struct Block {
+    /// File and line.
+    pub place: String,
+    pub language: String,
+    pub text: String,
+}
+
+/// A page: a Markdown file.
+pub(crate) struct Page {
+    /// From the repository's root.
+    pub path: String,
+    text: String,
+}
+
+impl Page {
+    /// README, and all pages below `docs` and `examples`.
+    pub(crate) fn all() -> Vec<Page> {
+        let mut pages = vec![Page::read(PathBuf::from("README.md"))];
+        let mut folders = vec![PathBuf::from("docs"), PathBuf::from("examples")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(Path::new(ROOT).join(&folder)).unwrap() {
+                let entry = entry.unwrap();
+                let path = folder.join(entry.file_name());
+                if entry.path().is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|ending| ending == "md") {
+                    pages.push(Page::read(path));
+                }
+            }
+        }
+        pages.sort_by(|one, other| one.path.cmp(&other.path));
+        pages
+    }
+
+    fn read(path: PathBuf) -> Page {
+        let text = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+        Page { path: path.to_str().unwrap().to_owned(), text }
+    }
+
+    /// The blocks between fences, without the indentation of their first line.
+    pub(crate) fn blocks(&self) -> Vec<Block> {
+        let mut blocks: Vec<Block> = Vec::new();
+        let (mut inside, mut indent) = (false, 0);
+        for (at, line) in self.text.lines().enumerate() {
+            if let Some(language) = line.trim_start().strip_prefix("```") {
+                inside = !inside;
+                indent = line.len() - line.trim_start().len();
+                if inside {
+                    let place = format!("{}:{}", self.path, at + 1);
+                    blocks.push(Block { place, language: language.to_owned(), text: String::new() });
+                }
+            } else if inside {
+                let block = blocks.last_mut().unwrap();
+                block.text += line.get(indent..).unwrap_or_default();
+                block.text.push('\n');
+            }
+        }
+        blocks
+    }
+
+    /// The lines outside of blocks.
+    fn prose(&self) -> impl Iterator<Item = (usize, &str)> {
+        let mut inside = false;
+        self.text.lines().enumerate().filter(move |(_, line)| {
+            let fence = line.trim_start().starts_with("```");
+            inside ^= fence;
+            !inside && !fence
+        })
+    }
+
+    /// What stands between backticks in the prose, with the lines joined.
+    pub(crate) fn spans(&self) -> Vec<String> {
+        let lines: Vec<&str> = self.prose().map(|(_, line)| line.trim()).collect();
+        let paragraphs = lines.join("\n").replace("\n\n", "\0").replace('\n', " ");
+        paragraphs.split('\0').flat_map(|text| text.split('`').skip(1).step_by(2).map(str::to_owned)).collect()
+    }
+
+    /// The headings, as a link names them.
+    fn anchors(&self) -> BTreeSet<String> {
+        let kept = |character: &char| character.is_alphanumeric() || "-_ ".contains(*character);
+        let titles = self.prose().filter_map(|(_, line)| Some(line.strip_prefix('#')?.trim_start_matches('#').trim()));
+        titles.map(|title| title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+    }
+}
+
+/// The headings of the page at `path`, as a link names them.
+pub(crate) fn anchors(path: &str) -> BTreeSet<String> {
+    Page::read(PathBuf::from(path)).anchors()
+}
+
+/// All blocks of all pages in `language`.
+pub(crate) fn blocks(language: &str) -> Vec<Block> {
+    let of_language = |page: Page| page.blocks().into_iter().filter(move |block| block.language == language);
+    Page::all().into_iter().flat_map(of_language).collect()
+}
+
+/// Fails with all of `wrong`, so that one run shows everything there is to mend.
+fn none(rule: &str, wrong: Vec<String>) {
+    assert!(wrong.is_empty(), "{rule}:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let mut pages = Page::all();
+    let others = ["CHANGELOG.md", "tests/debezium/README.md"];
+    pages.extend(others.map(|path| Page::read(PathBuf::from(path))));
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let folder = Path::new(ROOT).join(&page.path).parent().map(PathBuf::from).unwrap();
+        for (at, line) in page.prose() {
+            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+                if target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                let leads_to = if path.is_empty() { Path::new(ROOT).join(&page.path) } else { folder.join(path) };
+                if !leads_to.exists() {
+                    wrong.push(format!("{}:{}: {target}", page.path, at + 1));
+                } else if !heading.is_empty() && !Page::read(leads_to).anchors().contains(heading) {
+                    wrong.push(format!("{}:{}: {target} has no such heading", page.path, at + 1));
+                }
+            }
+        }
+    }
+    none("links to nowhere", wrong);
+}
+
+#[test]
+fn the_site_has_every_page() {
+    let summary = Page::read(PathBuf::from("docs/SUMMARY.md"));
+    let links: BTreeSet<&str> = summary.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    let name = |page: Page| page.path.strip_prefix("docs/").map_or(format!("../{}", page.path), str::to_owned);
+    let missing =
+        Page::all().into_iter().map(name).filter(|name| name != "SUMMARY.md" && !links.contains(name.as_str()));
+    none("pages that docs/SUMMARY.md lacks", missing.collect());
+}
+
+#[test]
+fn every_block_has_a_language_that_a_test_reads_or_need_not() {
+    let known = |block: &Block| [&READ[..], &NOT_READ[..]].concat().contains(&block.language.as_str());
+    let unknown = Page::all().into_iter().flat_map(|page| page.blocks()).filter(|block| !known(block));
+    none("blocks in other languages", unknown.map(|block| format!("{}: {:?}", block.place, block.language)).collect());
+}
+
+/// What a configuration of the pages leaves to its reader.
+fn environment(toml: &str) -> Environment {
+    let mut variables: Environment = [
+        ("WALRELAY_SLOT", "shop"),
+        ("WALRELAY_BROKERS", "localhost:9092"),
+        ("WALRELAY_DATABASE_URL", "postgres://relay@localhost/shop"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
+    if toml.contains("mark_waiting") {
+        variables.insert("WALRELAY_ON_ERROR".to_owned(), "park".to_owned());
+    }
+    variables
+}
+
+#[test]
+fn walrelay_accepts_every_configuration() {
+    let mut wrong = Vec::new();
+    let of_values = blocks("yaml").into_iter().filter_map(|block| {
+        let (_, rest) = block.text.split_once("config: |\n")?;
+        let lines: Vec<&str> = rest.lines().take_while(|line| line.is_empty() || line.starts_with("  ")).collect();
+        Some(Block { text: lines.join("\n").replace("\n  ", "\n"), ..block })
+    });
+    let all: Vec<Block> = blocks("toml").into_iter().chain(of_values).collect();
+    assert!(all.len() > 10, "{} configurations", all.len());
+    for Block { place, text, .. } in all {
+        let settings = Settings::new(&Flags::new(), &environment(&text), Some(&ConfigFile::new(&place, &text)));
+        wrong.extend(settings.and_then(|settings| settings.config(false)).err().map(|error| error.to_string()));
+    }
+    none("configurations that walrelay refuses", wrong);
+}
+
+/// A shell without programs: instead of running a command, it prints its words, and what a pipe brings.
+const SHELL: &str = r#"
+command_not_found_handle() {
+    case $1 in sudo | exec | time) shift ;; esac
+    printf '%s\x1f' "$@"
+    printf '\x1e'
+    if [ -p /dev/stdin ]; then while read -r line || [ "$line" ]; do printf '%s\n' "$line"; done; fi
+}
+for name in walrelay cd; do eval "$name() { command_not_found_handle $name \"\$@\"; }"; done
+"#;
+
+/// The commands of a script, as lists of words; the error of the shell, if this is no script.
+pub(crate) fn commands(script: &str) -> Result<Vec<Vec<String>>, String> {
+    // The shell writes no file.
+    let to_file = Regex::new(r#" [12&]?>>? ?("[^"]*"|&?[\w/~.-]+)( |$)"#).unwrap();
+    let script: Vec<_> = script.lines().map(|line| to_file.replace_all(line, " ")).collect();
+    let script = format!("{SHELL}{}", script.join("\n"));
+    let ran = Command::new("/bin/bash")
+        .args(["--norc", "-r", "-c", &script])
+        .env_clear()
+        .env("PATH", "/nonexistent")
+        .output();
+    let ran = ran.expect("bash");
+    let (told, failed) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    if !ran.status.success() || !failed.is_empty() {
+        return Err(format!("{failed}{told}"));
+    }
+    let words = |line: &str| line.trim().split_terminator('\x1f').map(str::to_owned).collect();
+    Ok(told.split_terminator('\x1e').map(words).collect())
+}
+
+/// What clap says against a command of walrelay.
+fn refused(words: &[String]) -> Option<String> {
+    let error = Cli::command().try_get_matches_from(words).err()?;
+    let shown = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion].contains(&error.kind());
+    // The name of a command alone, such as `walrelay config import`.
+    let incomplete = [ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, ErrorKind::MissingRequiredArgument];
+    let named = words.len() <= 3 && incomplete.contains(&error.kind());
+    (!shown && !named).then(|| error.to_string())
+}
+
+/// Text between backticks that is no command: the name of a session, and a placeholder.
+const NO_COMMANDS: [&str; 2] = ["walrelay SLOT retries", "walrelay COMMAND --help"];
+
+#[test]
+fn walrelay_knows_every_command_and_flag() {
+    let in_spans = Page::all().into_iter().flat_map(|page| {
+        let is_command = |span: &String| span.starts_with("walrelay ") && !NO_COMMANDS.contains(&span.as_str());
+        let spans = page.spans().into_iter().filter(is_command);
+        spans.map(move |text| Block { place: page.path.clone(), language: String::new(), text }).collect::<Vec<_>>()
+    });
+    let (mut known, mut wrong) = (0, Vec::new());
+    for Block { place, text, .. } in blocks("sh").into_iter().chain(in_spans) {
+        let commands = commands(&text).unwrap_or_else(|error| {
+            wrong.push(format!("{place}: {text}: {error}"));
+            Vec::new()
+        });
+        let from_its_name = |words: &'_ [String]| words.iter().position(|word| word == "walrelay");
+        for words in commands.iter().filter_map(|words| words.get(from_its_name(words)?..)) {
+            known += 1;
+            wrong.extend(refused(words).map(|error| format!("{place}: {}: {error}", words.join(" "))));
+        }
+    }
+    assert!(known > 100, "{known} commands");
+    none("commands that walrelay does not know", wrong);
+}
+
+/// Flags that this many commands share are documented once.
+const SHARED_BY: usize = 4;
+
+/// A row of the table of flags, or of arguments.
+fn flag(argument: &Arg) -> String {
+    let values: Vec<String> =
+        argument.get_value_names().unwrap_or_default().iter().map(|name| format!(" {name}")).collect();
+    let takes_value = argument.get_action().takes_values();
+    let values = if takes_value { values.concat() } else { String::new() };
+    let name = argument.get_long().map_or(values.trim().to_owned(), |long| format!("--{long}{values}"));
+    let name = argument.get_short().map_or(name.clone(), |short| format!("-{short}`, `{name}"));
+    let variable = argument.get_env().map_or(String::new(), |name| format!("`{}`", name.to_string_lossy()));
+    let default: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default = if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(" ")) };
+    let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
+    let choices: Vec<_> =
+        argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
+    let choices = if choices.is_empty() || !takes_value { String::new() } else { format!(": {}", choices.join(", ")) };
+    format!("| `{name}` | {variable} | {default} | {}{choices} |\n", markdown(&help).replace('|', "\\|"))
+}
+
+/// Text of a help, so that Markdown shows it as it is.
+fn markdown(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "\\<").replace('*', "\\*")
+}
+
+/// What follows the flags in a help: paragraphs, and indented lines below a line that ends with a colon.
+fn prose(help: &str) -> String {
+    let mut text = String::new();
+    for part in help.split("\n\n") {
+        let (head, block) = part.split_once("\n  ").unwrap_or((part, ""));
+        if !head.is_empty() {
+            text += &format!("{}\n\n", markdown(head));
+        }
+        if !block.is_empty() {
+            let language = if head.starts_with("Examples") { "sh" } else { "text" };
+            let lines: Vec<&str> = block.lines().map(|line| line.strip_prefix("  ").unwrap_or(line)).collect();
+            text += &format!("```{language}\n{}\n```\n\n", lines.join("\n"));
+        }
+    }
+    text
+}
+
+/// All commands without further commands below them, by name.
+fn leaves(command: &clap::Command, name: &str, found: &mut BTreeMap<String, clap::Command>) {
+    let below: Vec<_> = command.get_subcommands().filter(|command| command.get_name() != "help").collect();
+    if below.is_empty() {
+        found.insert(name.to_owned(), command.clone());
+    }
+    for command in below {
+        leaves(command, &format!("{name} {}", command.get_name()), found);
+    }
+}
+
+const HEADER: &str = "| flag | variable | default | meaning |\n|---|---|---|---|\n";
+
+/// `docs/reference/command-line.md`, of what clap knows.
+fn command_line() -> String {
+    let mut whole = Cli::documented();
+    whole.build();
+    let mut commands = BTreeMap::new();
+    leaves(&whole, "walrelay", &mut commands);
+    let flags = |command: &clap::Command| {
+        let own =
+            |argument: &&Arg| !["help", "version"].contains(&argument.get_id().as_str()) && !argument.is_hide_set();
+        command.get_arguments().filter(own).map(flag).collect::<Vec<_>>()
+    };
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for row in commands.values().flat_map(flags) {
+        *counts.entry(row).or_default() += 1;
+    }
+    let shared: BTreeSet<&String> =
+        counts.iter().filter(|(_, count)| **count >= SHARED_BY).map(|(row, _)| row).collect();
+    let mut page = format!(
+        "# Command line\n\nA test writes this page from the definition of the command line. `walrelay COMMAND --help` shows \
+         the same.\n[Configuration](configuration.md) has the settings that have no flag, and [exit codes](exit-codes.md) all \
+         codes.\n\n## Flags of several commands\n\n{HEADER}{}\n",
+        shared.iter().map(|row| row.as_str()).collect::<String>()
+    );
+    for (name, command) in &mut commands {
+        let usage = command.render_usage().to_string();
+        let usage = usage.trim_start_matches("Usage: ").trim();
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        page += &format!("## `{name}`\n\n{}.\n\n```text\n{usage}\n```\n\n", markdown(&about));
+        let (common, own): (Vec<_>, Vec<_>) = flags(command).into_iter().partition(|row| shared.contains(row));
+        if !own.is_empty() {
+            page += &format!("{HEADER}{}\n", own.concat());
+        }
+        let name_of =
+            |row: &String| row.split('`').nth(1).map(|name| format!("`{}`", name.split(' ').next().unwrap_or(name)));
+        let common: Vec<String> = common.iter().filter_map(name_of).collect();
+        if !common.is_empty() {
+            page += &format!("[Also](#flags-of-several-commands) {}.\n\n", common.join(", "));
+        }
+        page += &prose(&command.get_after_help().map(ToString::to_string).unwrap_or_default());
+    }
+    page.trim_end().to_owned() + "\n"
+}
+
+#[test]
+fn the_page_of_the_command_line_is_what_the_program_has() {
+    let (page, made) = ("docs/reference/command-line.md", Path::new(ROOT).join("target/command-line.md"));
+    let text = command_line();
+    if fs::read_to_string(Path::new(ROOT).join(page)).is_ok_and(|written| written == text) {
+        return;
+    }
+    fs::write(&made, text).unwrap();
+    panic!("{page} is out of date: cp {} {page}", made.display());
+}
