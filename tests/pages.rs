@@ -350,8 +350,11 @@ fn command_line() -> String {
         if !own.is_empty() {
             page += &format!("{HEADER}{}\n", own.concat());
         }
-        let name_of =
-            |row: &String| row.split('`').nth(1).map(|name| format!("`{}`", name.split(' ').next().unwrap_or(name)));
+        // The long name, behind the short one.
+        let name_of = |row: &String| {
+            let name = row.split(" | ").next()?.rsplit('`').nth(1)?;
+            Some(format!("`{}`", name.split(' ').next()?))
+        };
         let common: Vec<String> = common.iter().filter_map(name_of).collect();
         if !common.is_empty() {
             page += &format!("[Also](#flags-of-several-commands) {}.\n\n", common.join(", "));
