@@ -330,7 +330,7 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
     match command {
         Command::Run(args) => Box::pin(run(args)).await,
         Command::Setup(args) => setup::setup(args).await,
-        Command::Teardown(args) => teardown::teardown(args).await,
+        Command::Teardown(args) => Box::pin(teardown::teardown(args)).await,
         Command::Status(args) => status::status(args).await,
         Command::Pending(args) => Box::pin(pending::pending(args)).await,
         Command::Tail(args) => Box::pin(tail::tail(args)).await,

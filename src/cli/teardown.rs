@@ -209,16 +209,18 @@ async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot
 fn unread(source: &SourceConfig, error: &Error) -> Error {
     let SourceConfig { slot, publication, .. } = source;
     let cause = format!("the unrelayed events of slot {slot} are not known: {error}");
-    match error.kind() {
-        kind @ Kind::PostgresRefused => Error::new(kind, cause).remedy(
+    if error.kind() == Kind::PostgresRefused {
+        return Error::new(error.kind(), cause).remedy(
             "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
-        ),
-        kind @ Kind::PostgresUnreachable => Error::new(kind, cause),
-        _ => Error::new(Kind::SlotUnusable, cause).remedy(format!(
-            "name the slot with --slot, and its publication with --publication; if {publication} was dropped, or is newer \
-             than the slot, no relay can read the slot, and --force drops it"
-        )),
+        );
     }
+    if error.kind() == Kind::PostgresUnreachable {
+        return Error::new(error.kind(), cause);
+    }
+    Error::new(Kind::SlotUnusable, cause).remedy(format!(
+        "name the slot with --slot, and its publication with --publication; if {publication} was dropped, or is newer \
+         than the slot, no relay can read the slot, and --force drops it"
+    ))
 }
 
 #[cfg(test)]
