@@ -42,30 +42,24 @@ impl Reader {
     /// Pastes a block of `sh`, without the lines for Docker. A relay runs on, and what follows is for another terminal.
     fn paste(&mut self, block: &str) {
         let block = self.here.iter().fold(block.to_owned(), |block, (page, here)| block.replace(page, here));
-        let is_for_here = |line: &&str| !line.starts_with("docker ");
-        let (exports, others): (Vec<&str>, Vec<&str>) =
-            block.lines().filter(is_for_here).partition(|line| line.starts_with("export "));
-        let at_once: String = exports.iter().map(|line| format!("{line}\n")).collect();
-        let script: String = block.lines().filter(is_for_here).map(|line| format!("{line}\n")).collect();
-        match others.iter().position(|line| line.starts_with("walrelay run ")) {
-            Some(at) => {
-                let (before, run) = script.split_at(script.find("walrelay run ").expect("a relay"));
-                self.shell(before);
-                assert_eq!(at + 1, others.len(), "nothing comes after a relay in its terminal");
-                self.exports += &at_once;
-                self.run(run);
-                self.exports = self.first_exports.clone();
-            }
-            None => {
-                if script.contains("walrelay teardown") {
-                    let mut relay = self.relay.take().expect("a relay");
-                    relay.signal("INT");
-                    assert_eq!(relay.wait_exit(LIMIT).code(), Some(0), "{}", relay.log());
-                }
-                self.shell(&script);
-                self.exports += &at_once;
-            }
+        let lines = |is_wanted: &dyn Fn(&str) -> bool| -> String {
+            block.lines().filter(|line| is_wanted(line)).map(|line| format!("{line}\n")).collect()
+        };
+        let script = lines(&|line| !line.starts_with("docker "));
+        let exports = lines(&|line| line.starts_with("export "));
+        if let Some((before, run)) = script.split_once("walrelay run ") {
+            assert_eq!(run.lines().count(), 1, "nothing comes after a relay in its terminal");
+            self.shell(before);
+            self.exports += &exports;
+            self.run(&format!("walrelay run {run}"));
+            self.exports = self.first_exports.clone();
+            return;
         }
+        if script.contains("walrelay teardown") {
+            self.interrupt();
+        }
+        self.shell(&script);
+        self.exports += &exports;
         if self.first_exports.is_empty() {
             self.first_exports = self.exports.clone();
         }
@@ -91,6 +85,13 @@ impl Reader {
         let relay = Process::start("walrelay", self.bash(&format!("exec {command}")), &log);
         eventually("the relay streams", LIMIT, || relay.log(), |log| log.contains("streaming"));
         self.relay = Some(relay);
+    }
+
+    /// Ctrl-C in the relay's terminal.
+    fn interrupt(&mut self) {
+        let mut relay = self.relay.take().expect("a relay");
+        relay.signal("INT");
+        assert_eq!(relay.wait_exit(LIMIT).code(), Some(0), "{}", relay.log());
     }
 
     /// Pastes SQL into `psql`.
@@ -124,15 +125,15 @@ fn records(kafka: &Kafka, topic: &str, header: &str) -> Vec<[String; 3]> {
 
 #[test]
 fn readme_and_tutorial_lead_to_the_first_event() {
-    let (postgres, kafka) = (Postgres::private(17, &[]), Kafka::private());
+    // Of docker-compose.yml: without it, doctor warns.
+    let settings = [("max_slot_wal_keep_size", "2GB")];
+    let (postgres, kafka) = (Postgres::private(17, &settings), Kafka::private());
     let mut reader = Reader::new(&postgres, &kafka);
     reader.follow("README.md", "\n## The first event\n", "\n## Reading on\n");
     let invoice = records(&kafka, "outbox.event.invoice", "id");
     assert!(matches!(&invoice[..], [[key, value, id]] if key == "i-1" && value == "{\"total\": 42}" && id.len() == 36));
 
-    let mut relay = reader.relay.take().expect("a relay");
-    relay.signal("INT");
-    assert_eq!(relay.wait_exit(LIMIT).code(), Some(0), "{}", relay.log());
+    reader.interrupt();
     let mut reader = Reader::new(&postgres, &kafka);
     reader.follow("docs/tutorial/your-own-table.md", "\n## 1. Two servers\n", "\nNext:\n");
     let books = records(&kafka, "outbox.event.book_events", "event_type");
