@@ -27,8 +27,7 @@ pub(crate) use crate::sink::kafka::topic_reader::Header;
 
 use crate::config::is_topic;
 use crate::route::dead_letter::{
-    ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
-    ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
+    CLASS_HEADER, OMITTED_HEADER, PARTITION_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
 use crate::sink::kafka::topic_reader::Message;
@@ -104,7 +103,6 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A record that resolves a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Marker {
     pub letter: At,
@@ -141,8 +139,9 @@ impl Marker {
 
 #[derive(Debug)]
 pub(crate) struct DeadLetter<'r> {
-    record: &'r Message<'r>,
-    original: &'r [Header<'r>],
+    pub(crate) record: &'r Message<'r>,
+    /// The headers of the record that could not be delivered.
+    pub(crate) original: &'r [Header<'r>],
     reasons: &'r [Header<'r>],
 }
 
@@ -163,37 +162,17 @@ impl<'r> DeadLetter<'r> {
         At { partition: self.record.partition, offset: self.record.offset }
     }
 
-    /// The time when the event was given up, in milliseconds since the Unix epoch.
-    pub(crate) fn time_ms(&self) -> Option<i64> {
-        self.record.time_ms
-    }
-
-    pub(crate) fn key(&self) -> Option<&'r [u8]> {
-        self.record.key
-    }
-
-    pub(crate) fn value(&self) -> Option<&'r [u8]> {
-        self.record.value
-    }
-
-    pub(crate) fn original_headers(&self) -> &'r [Header<'r>] {
-        self.original
-    }
-
     /// The value of a header with the reason; none if the header is missing.
-    fn reason(&self, name: &str) -> Option<&'r [u8]> {
+    pub(crate) fn reason(&self, name: &str) -> Option<&'r [u8]> {
         self.reasons.iter().find(|(found, _)| *found == name)?.1
     }
 
-    fn slot_bytes(&self) -> Option<&'r [u8]> {
-        self.reason(SLOT_HEADER)
-    }
-
-    fn text(&self, name: &str) -> Option<Cow<'r, str>> {
+    /// The same as text.
+    pub(crate) fn text(&self, name: &str) -> Option<Cow<'r, str>> {
         self.reason(name).map(String::from_utf8_lossy)
     }
 
-    fn number<N: FromStr>(&self, name: &str) -> Option<N> {
+    pub(crate) fn number<N: FromStr>(&self, name: &str) -> Option<N> {
         std::str::from_utf8(self.reason(name)?).ok()?.parse().ok()
     }
 
@@ -201,41 +180,9 @@ impl<'r> DeadLetter<'r> {
         self.text(CLASS_HEADER).unwrap_or_default()
     }
 
-    pub(crate) fn error(&self) -> Option<Cow<'r, str>> {
-        self.text(ERROR_HEADER)
-    }
-
-    pub(crate) fn attempts(&self) -> Option<u32> {
-        self.number(ATTEMPTS_HEADER)
-    }
-
-    pub(crate) fn topic(&self) -> Option<Cow<'r, str>> {
-        self.text(TOPIC_HEADER)
-    }
-
-    pub(crate) fn slot(&self) -> Option<Cow<'r, str>> {
-        self.text(SLOT_HEADER)
-    }
-
-    pub(crate) fn outbox(&self) -> Option<Cow<'r, str>> {
-        self.text(OUTBOX_HEADER)
-    }
-
-    pub(crate) fn row(&self) -> Option<&'r [u8]> {
-        self.reason(ROW_HEADER)
-    }
-
-    pub(crate) fn position(&self) -> Option<Cow<'r, str>> {
-        self.text(PLACE_HEADER)
-    }
-
-    pub(crate) fn omitted_value_bytes(&self) -> Option<u64> {
-        self.number(OMITTED_HEADER)
-    }
-
     /// The topic to which it can be sent unchanged. It must not be one of `reserved`.
     pub(crate) fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
-        let topic = self.topic().ok_or(Unsendable::NoTopic)?;
+        let topic = self.text(TOPIC_HEADER).ok_or(Unsendable::NoTopic)?;
         if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
             return Err(Unsendable::Topic);
         }
@@ -253,8 +200,8 @@ impl<'r> DeadLetter<'r> {
         }
         OwnedRecord::of(&Record {
             topic,
-            key: self.key(),
-            value: self.value(),
+            key: self.record.key,
+            value: self.record.value,
             headers: &headers,
             partition: self.number(PARTITION_HEADER).filter(|partition: &i32| *partition >= 0),
             timestamp_ms: self.number(TIMESTAMP_HEADER).filter(|time_ms: &i64| *time_ms >= 0),
@@ -264,13 +211,14 @@ impl<'r> DeadLetter<'r> {
     fn bytes(&self) -> usize {
         let all = self.original.iter().chain(self.reasons);
         let headers: usize = all.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum();
-        headers + self.key().map_or(0, <[u8]>::len) + self.value().map_or(0, <[u8]>::len)
+        headers + self.record.key.map_or(0, <[u8]>::len) + self.record.value.map_or(0, <[u8]>::len)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::dead_letter::{ATTEMPTS_HEADER, ERROR_HEADER, OUTBOX_HEADER, PLACE_HEADER, ROW_HEADER};
 
     pub(super) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Message<'m> {
         let At { partition, offset } = at.parse().unwrap();
@@ -312,8 +260,14 @@ mod tests {
         let record = incoming("1:9", &[&own[..], &REASONS[..]].concat());
         let letter = dead_letter(&record);
         assert_eq!((letter.at().to_string().as_str(), &*letter.class()), ("1:9", "too-large"));
-        assert_eq!((letter.slot().as_deref(), letter.attempts(), letter.row()), (Some("s"), Some(2), Some(&b"7"[..])));
-        assert_eq!((letter.outbox(), letter.position(), letter.omitted_value_bytes()), (None, None, None));
+        assert_eq!(
+            (letter.text(SLOT_HEADER).as_deref(), letter.number::<u32>(ATTEMPTS_HEADER), letter.reason(ROW_HEADER)),
+            (Some("s"), Some(2), Some(&b"7"[..]))
+        );
+        assert_eq!(
+            (letter.text(OUTBOX_HEADER), letter.text(PLACE_HEADER), letter.number::<u64>(OMITTED_HEADER)),
+            (None, None, None)
+        );
         assert_eq!(&*letter.sendable(&[]).unwrap(), "orders");
         letter.record("orders").with_record(|record| {
             let expected = [&own[..], &[(REPLAY_HEADER, Some(&b"1"[..]))]].concat();
@@ -360,7 +314,7 @@ mod tests {
         let forged: [Header<'_>; 2] = [(SETTLED_HEADER, Some(b"dropped")), (SETTLED_LETTER_HEADER, Some(b"0:3"))];
         assert!(matches!(Entry::of(&incoming("0:9", &forged)), Entry::Marker(_)));
         let record = incoming("0:9", &[&forged[..], &REASONS[..]].concat());
-        assert_eq!(dead_letter(&record).original_headers(), forged);
+        assert_eq!(dead_letter(&record).original, forged);
     }
 
     #[test]
@@ -381,8 +335,11 @@ mod tests {
         ];
         let record = Message { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
         let letter = dead_letter(&record);
-        assert_eq!((letter.attempts(), letter.omitted_value_bytes(), letter.row()), (None, None, None));
-        assert_eq!((&*letter.class(), letter.slot().as_deref()), ("\u{fffd}\0\u{1b}[2J", Some("\u{fffd}")));
+        assert_eq!(
+            (letter.number::<u32>(ATTEMPTS_HEADER), letter.number::<u64>(OMITTED_HEADER), letter.reason(ROW_HEADER)),
+            (None, None, None)
+        );
+        assert_eq!((&*letter.class(), letter.text(SLOT_HEADER).as_deref()), ("\u{fffd}\0\u{1b}[2J", Some("\u{fffd}")));
     }
 
     #[test]

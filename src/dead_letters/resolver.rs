@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio::sync::mpsc;
 
 use super::scan::{DeadLetterFilter, DeadLetterScope, Scan};
@@ -17,10 +18,12 @@ use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
+use crate::relay::drain::DRAIN_TIMEOUT;
 use crate::relay::stop::StopSignal;
-use crate::replay::{DRAIN_TIMEOUT, SendEnd, Turns};
+use crate::replay::{SendEnd, Turns};
 use crate::route::OwnedRecord;
-use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
+use crate::route::dead_letter::SLOT_HEADER;
+use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Sink};
 
 pub(crate) const LETTERS_AHEAD: usize = 16;
 
@@ -38,8 +41,8 @@ impl Chosen {
     fn of(letter: &DeadLetter<'_>, record: Option<OwnedRecord>) -> Chosen {
         Chosen {
             at: letter.at(),
-            key: letter.key().map(<[u8]>::to_vec),
-            slot: letter.slot_bytes().map(<[u8]>::to_vec),
+            key: letter.record.key.map(<[u8]>::to_vec),
+            slot: letter.reason(SLOT_HEADER).map(<[u8]>::to_vec),
             record,
             bytes: letter.bytes(),
         }
@@ -139,10 +142,8 @@ impl<'c> Resolver<'c> {
     /// A dead letter counts as sent after its ack, and its marker is sent then. After a crash in between, the record is
     /// in its topic and the dead letter is not resolved. Memory holds the records in flight
     /// (`kafka.max_in_flight_bytes`) and those in `incoming`.
-    ///
-    /// # Errors
-    /// The error of `incoming`; the refusal of a dead letter or a marker, with the place of the dead letter. Then no
-    /// later dead letter is taken; those that are acked are marked, if Kafka answers.
+    /// Errors: the error of `incoming`; the refusal of a dead letter or a marker, with the place of the dead letter. Then
+    /// no later dead letter is taken; those that are acked are marked, if Kafka answers.
     pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Result<Chosen>>,
@@ -168,7 +169,8 @@ impl<'c> Resolver<'c> {
         turns: &mut Turns,
         say: &mut dyn FnMut(&Progress, bool),
     ) -> Result<SendEnd> {
-        let mut unusable = Box::pin(unusable(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
+        let producers = self.letters.iter().chain([&self.markers]).map(KafkaSink::producer);
+        let mut unusable = select_all(producers.map(|producer| Box::pin(async move { producer.unusable().await })));
         let (mut sent, mut marked) = (Vec::new(), Vec::new());
         loop {
             self.offer();
@@ -187,13 +189,13 @@ impl<'c> Resolver<'c> {
                 say(&self.progress, self.markers.connection() == Connection::Up);
             }
             let retry = self.held.is_some() || !self.unmarked.is_empty();
-            let room = !turns.is_leaving() && self.has_room();
+            let room = turns.leaving.is_none() && self.has_room();
             tokio::select! {
                 biased;
                 () = turns.next(retry) => {}
                 () = self.markers.deliveries(&mut marked) => self.marked(&mut marked),
                 () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent),
-                error = &mut unusable, if self.failed.is_none() => self.fail(error),
+                (error, ..) = &mut unusable, if self.failed.is_none() => self.fail(error),
                 next = incoming.recv(), if room => match next {
                     Some(Ok(chosen)) => self.take(chosen),
                     Some(Err(error)) => self.fail(error),
@@ -300,20 +302,6 @@ impl<'c> Resolver<'c> {
         let landed = self.flights.remove(&number);
         self.bytes = self.bytes.saturating_sub(landed.as_ref().map_or(0, |flight| flight.bytes));
         landed.is_some()
-    }
-}
-
-/// Waits until one of the producers becomes unusable, and returns the reason.
-async fn unusable(letters: Option<Producer>, markers: Producer) -> Error {
-    let letters = async {
-        match &letters {
-            Some(letters) => letters.unusable().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        error = letters => error,
-        error = markers.unusable() => error,
     }
 }
 

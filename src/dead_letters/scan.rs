@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 
 use super::{At, DeadLetter, Entry, Marker, Outcome};
 use crate::error::Result;
+use crate::route::dead_letter::{OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
 
 /// The greatest number of classes with a count of their own. There are few classes, but a header may contain anything.
 const CLASSES_MAX: usize = 20;
-/// Counts all other classes.
 const OTHER_CLASSES: &str = "other";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,9 +48,8 @@ impl Scan {
     /// Opens the part of the topic in which `wanted` can be, and reads its markers. `None` if the topic does not exist.
     ///
     /// Memory holds two bits for each dead letter.
-    ///
-    /// # Errors
-    /// `Kind::Config` for invalid `options`, which are those of [`Options::reader`]; those of [`TopicReader::read`].
+    /// Errors: `Kind::Config` for invalid `options`, which are those of [`Options::reader`]; those of
+    /// [`TopicReader::read`].
     pub(crate) fn open(options: Options, topic: &str, wanted: &DeadLetterFilter, say: Say<'_>) -> Result<Option<Scan>> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
@@ -82,8 +81,7 @@ impl Scan {
         self.markers.get(&letter)
     }
 
-    /// Calls `take` with each dead letter that matches `wanted`, in the order of its partition, until `take` breaks.
-    /// The counts cover the records that were read.
+    /// Calls `take` with each dead letter that matches `wanted`, by partition, until `take` breaks. Counts the records read.
     pub(crate) fn letters(
         &self,
         wanted: &DeadLetterFilter,
@@ -229,16 +227,16 @@ impl DeadLetterFilter {
         };
         let text = |text: Option<&str>, wanted: &[String]| one_of(wanted, text.map(str::as_bytes));
         let fits = (self.letters.is_empty() || self.letters.contains(&letter.at()))
-            && one_of(&self.ids, letter.row())
-            && one_of(&self.aggregates, letter.key())
+            && one_of(&self.ids, letter.reason(ROW_HEADER))
+            && one_of(&self.aggregates, letter.record.key)
             && text(Some(&letter.class()), &self.classes)
-            && text(letter.topic().as_deref(), &self.topics)
-            && text(letter.outbox().as_deref(), &self.outboxes)
-            && self.since_ms.is_none_or(|since| letter.time_ms().is_some_and(|time| time >= since))
-            && self.until_ms.is_none_or(|until| letter.time_ms().is_some_and(|time| time < until));
+            && text(letter.text(TOPIC_HEADER).as_deref(), &self.topics)
+            && text(letter.text(OUTBOX_HEADER).as_deref(), &self.outboxes)
+            && self.since_ms.is_none_or(|since| letter.record.time_ms.is_some_and(|time| time >= since))
+            && self.until_ms.is_none_or(|until| letter.record.time_ms.is_some_and(|time| time < until));
         let is_named = !self.letters.is_empty();
         let slot = self.slot.as_ref().filter(|_| !is_named);
-        match slot.is_none_or(|slot| letter.slot_bytes() == Some(slot.as_bytes())) {
+        match slot.is_none_or(|slot| letter.reason(SLOT_HEADER) == Some(slot.as_bytes())) {
             _ if !fits => Fit::NoMatch,
             true => Fit::Match,
             false => Fit::OtherSlot,
@@ -250,7 +248,7 @@ impl DeadLetterFilter {
 mod tests {
     use super::super::tests::{dead_letter, incoming};
     use super::*;
-    use crate::route::dead_letter::{CLASS_HEADER, OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
+    use crate::route::dead_letter::CLASS_HEADER;
     use crate::sink::kafka::topic_reader::Message;
 
     #[test]

@@ -20,7 +20,7 @@ use crate::config::SlotName;
 use crate::position::Lsn;
 
 /// The place of an event: its transaction, and its index in it. With the server's identity it names the event for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place {
     /// LSN of the transaction's commit record.
     pub commit_lsn: Lsn,
@@ -31,9 +31,10 @@ pub struct Place {
 }
 
 /// The way by which an event was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Via {
     /// From the slot.
+    #[default]
     Slot,
     /// From the table: the LSN is the end of the WAL at that time, the index counts the rows.
     Table,

@@ -70,8 +70,7 @@ impl Confirm {
         Some(self.last_begun + interval)
     }
 
-    /// A store of the position from [`Confirm::due`] begins.
-    pub fn begun(&mut self, events: u64, now: Duration) {
+    pub(crate) fn begun(&mut self, events: u64, now: Duration) {
         debug_assert!(!self.busy, "one store at a time");
         self.busy = true;
         self.events_at_last = events;

@@ -5,8 +5,7 @@
 //!
 //! An entry carries what its owner needs of the event until delivery. [`Ledger::take_delivered`] returns that in order.
 //!
-//! The caller bounds the memory by [`Ledger::has_room`]: one entry per event in flight, one span per transaction of
-//! these.
+//! The caller bounds the memory by [`Ledger::has_room`]: an entry per event in flight, a span per transaction of these.
 
 use std::collections::VecDeque;
 
@@ -30,45 +29,15 @@ pub struct Limits {
     pub each: usize,
 }
 
-/// An input contradicts the ledger's state: a bug, or a server that changed. The relay stops, and confirms nothing in
-/// doubt.
+/// An input contradicts the state: a bug, or a server that changed. The relay stops, and confirms nothing in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LedgerError {
-    /// A transaction began while another was open.
-    #[error("transaction {new} began inside transaction {open}")]
-    Nested {
-        /// The open one.
-        open: Lsn,
-        /// The one that began.
-        new: Lsn,
-    },
-    /// A transaction began below an LSN that was already received.
-    #[error("transaction {commit_lsn} lies below {reached}, which was already received")]
-    Backwards {
-        /// The transaction.
-        commit_lsn: Lsn,
-        /// How far the ledger had come.
-        reached: Lsn,
-    },
-    /// An event or commit came outside a transaction.
-    #[error("{what} outside a transaction")]
-    Outside {
-        /// What came.
-        what: &'static str,
-    },
-    /// A commit does not match the open transaction.
-    #[error("commit of {got}, which ends at {end_lsn}, while {open} is open")]
-    WrongCommit {
-        /// The open transaction.
-        open: Lsn,
-        /// The one that was committed.
-        got: Lsn,
-        /// Its end.
-        end_lsn: Lsn,
-    },
-    /// An ack came for an event that is not in flight.
-    #[error("ack for event {0:?}, which is not in flight")]
-    UnknownTicket(Ticket),
+#[error("{0}")]
+pub struct LedgerError(String);
+
+impl LedgerError {
+    fn outside(what: &str) -> LedgerError {
+        LedgerError(format!("{what} outside a transaction"))
+    }
 }
 
 #[derive(Debug)]
@@ -106,7 +75,7 @@ pub struct InTransaction {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Ledger<T> {
-    limits: Limits,
+    pub(crate) limits: Limits,
     /// Events in flight, oldest first. The front entry has ticket number `base`.
     entries: VecDeque<Entry<T>>,
     base: u64,
@@ -151,11 +120,13 @@ impl<T> Ledger<T> {
             if open.commit_lsn == commit_lsn {
                 return Ok(());
             }
-            return Err(LedgerError::Nested { open: open.commit_lsn, new: commit_lsn });
+            let open = open.commit_lsn;
+            return Err(LedgerError(format!("transaction {commit_lsn} began inside transaction {open}")));
         }
         let reached = self.received().end_lsn;
         if commit_lsn < reached {
-            return Err(LedgerError::Backwards { commit_lsn, reached });
+            let what = format!("transaction {commit_lsn} lies below {reached}, which was already received");
+            return Err(LedgerError(what));
         }
         let before = self.delivered.delivered_of(commit_lsn);
         let next = self.next_ticket();
@@ -163,22 +134,16 @@ impl<T> Ledger<T> {
         Ok(())
     }
 
-    /// The limits on events in flight.
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
-
     /// The ticket of the next event.
     pub fn next(&self) -> Ticket {
         Ticket(self.next_ticket())
     }
 
-    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`]. Without
-    /// an open transaction the ledger is unchanged.
+    /// An event of the open transaction was enqueued under [`Ledger::next`]. Without one the ledger is unchanged.
     pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64, event: T) -> Result<(), LedgerError> {
         let next = self.next_ticket() + 1;
         let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
-            return Err(LedgerError::Outside { what: "an event" });
+            return Err(LedgerError::outside("an event"));
         };
         open.next = next;
         open.committed_at_us = committed_at_us;
@@ -190,10 +155,12 @@ impl<T> Ledger<T> {
     /// The open transaction ends.
     pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), LedgerError> {
         let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
-            return Err(LedgerError::Outside { what: "a commit" });
+            return Err(LedgerError::outside("a commit"));
         };
         if open.commit_lsn != commit_lsn || end_lsn <= commit_lsn {
-            return Err(LedgerError::WrongCommit { open: open.commit_lsn, got: commit_lsn, end_lsn });
+            let open = open.commit_lsn;
+            let what = format!("commit of {commit_lsn}, which ends at {end_lsn}, while {open} is open");
+            return Err(LedgerError(what));
         }
         open.end_lsn = Some(end_lsn);
         if open.next == open.first && self.spans.len() > 1 {
@@ -226,7 +193,7 @@ impl<T> Ledger<T> {
     pub fn acked(&mut self, ticket: Ticket) -> Result<usize, LedgerError> {
         let offset = self.offset(ticket);
         let entry = offset.and_then(|offset| self.entries.get_mut(offset)).filter(|entry| !entry.acked);
-        let entry = entry.ok_or(LedgerError::UnknownTicket(ticket))?;
+        let entry = entry.ok_or_else(|| LedgerError(format!("ack for event {ticket:?}, which is not in flight")))?;
         entry.acked = true;
         let bytes = std::mem::take(&mut entry.bytes);
         self.in_flight_bytes -= bytes;
@@ -478,16 +445,17 @@ mod tests {
     #[test]
     fn a_begin_event_commit_or_ack_out_of_turn_is_an_error() {
         let mut ledger = one_transaction(1);
-        assert!(matches!(ledger.begin(lsn(205)), Err(LedgerError::Backwards { .. })));
-        assert!(matches!(ledger.enqueued(1, 0, ()), Err(LedgerError::Outside { .. })));
-        assert!(matches!(ledger.commit(lsn(200), lsn(210)), Err(LedgerError::Outside { .. })));
-        assert!(matches!(ledger.acked(Ticket(1)), Err(LedgerError::UnknownTicket(_))));
+        let says = |done: Result<(), LedgerError>, what: &str| assert!(done.unwrap_err().to_string().contains(what));
+        says(ledger.begin(lsn(205)), "already received");
+        says(ledger.enqueued(1, 0, ()), "an event outside");
+        says(ledger.commit(lsn(200), lsn(210)), "a commit outside");
+        says(ledger.acked(Ticket(1)).map(drop), "not in flight");
         ledger.begin(lsn(210)).unwrap();
-        assert!(matches!(ledger.begin(lsn(300)), Err(LedgerError::Nested { .. })));
-        assert!(matches!(ledger.commit(lsn(211), lsn(220)), Err(LedgerError::WrongCommit { .. })));
-        assert!(matches!(ledger.commit(lsn(210), lsn(210)), Err(LedgerError::WrongCommit { .. })));
+        says(ledger.begin(lsn(300)), "began inside");
+        says(ledger.commit(lsn(211), lsn(220)), "commit of 0/D3");
+        says(ledger.commit(lsn(210), lsn(210)), "commit of 0/D2");
         ledger.acked(Ticket(0)).unwrap();
-        assert!(matches!(ledger.acked(Ticket(0)), Err(LedgerError::UnknownTicket(_))));
+        says(ledger.acked(Ticket(0)).map(drop), "not in flight");
     }
 
     #[test]

@@ -53,8 +53,7 @@ pub struct Published {
 
 impl Published {
     /// The published rows of a slot for which nothing else is known. From `lsn` on, where it was confirmed, the slot
-    /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than the slot or
-    /// its publication.
+    /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than slot or publication.
     pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
         let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
         Published { pair, also: Vec::new(), floor: Some(now), flushed: None, earlier: Vec::new() }
@@ -146,8 +145,7 @@ impl Trail {
             also = before.also;
             floor = before.floor;
         }
-        // The snapshot does not see these: a transaction can end after the snapshot and before the end of the WAL is
-        // read.
+        // The snapshot does not see these: a transaction can end between the snapshot and the read of the end of the WAL.
         self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
         self.published = Some(Published { pair, also, floor, flushed: None, earlier });
     }

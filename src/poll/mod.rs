@@ -37,4 +37,4 @@ pub mod reader;
 pub mod select;
 
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
-pub use select::{Key, KeyColumn, NEEDS_ORDER, Order, Selection, TableFacts, Which, as_streamed};
+pub use select::{Key, NEEDS_ORDER, Order, Selection, TableFacts, Which, as_streamed};

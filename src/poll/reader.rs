@@ -17,7 +17,7 @@ use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_literal, quoted};
-use crate::postgres::sql::{Ended, SqlSession};
+use crate::postgres::sql::SqlSession;
 use crate::snapshot::Snapshot;
 
 /// The columns after the outbox's at the end of each row.
@@ -58,18 +58,12 @@ impl Reader {
         self.session.client()
     }
 
-    /// Waits for the end of the session. While [`RowStream`] is not read, the end is noticed late.
-    pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
-        self.session.closed()
-    }
-
     /// Begins a read-only transaction, with the exported snapshot `adopt` where there is one. Until [`Reader::end`], vacuum keeps the
     /// rows that it sees, and these tables are not rewritten: after a rewrite, an older snapshot sees no rows. After an error a
     /// transaction may be open: end it, or drop the reader.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] without an answer in ten seconds, on a standby, and where the exported snapshot has ended with
-    /// its session; those of the session.
+    /// [`Kind::PostgresUnreachable`] without an answer, on a standby, and where the exported snapshot has ended; those of the session.
     pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
         // Rows that a policy hides are an error.
         let mut sql = "begin isolation level repeatable read, read only; set local row_security = off; ".to_owned();
@@ -110,12 +104,10 @@ impl Reader {
         Ok(Began { snapshot, wal_end: read(wal_end)?, flushed: read(text(2).unwrap_or_default())? })
     }
 
-    /// The table that was rewritten since an exported snapshot, which sees none of its rows. Requires locks on the
-    /// tables.
+    /// The table that was rewritten since an exported snapshot, which sees none of its rows. Requires locks on the tables.
     pub async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
         for facts in tables {
-            // Compares the snapshot's file with the present one. A table that is newer than the snapshot has no rows in
-            // it.
+            // Compares the snapshot's file with the present one. A table that is newer than the snapshot has no rows in it.
             let sql = format!(
                 "select pg_catalog.count(*) from pg_catalog.pg_class c where c.relkind = 'r' and \
                  pg_catalog.pg_relation_filenode(c.oid) is distinct from c.relfilenode and (c.oid = {oid} or c.oid in \
@@ -149,8 +141,7 @@ impl Reader {
     /// Runs the statement of [`rows`]. The server waits while no row is taken.
     ///
     /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two in the channel
-    /// before it, one that waits for the channel, one being read. A read is some ten kilobytes, or one larger row and
-    /// at most as much again.
+    /// before it, one that waits for the channel, one being read: each some ten kilobytes, or up to twice one larger row.
     ///
     /// The next statement waits for the end of the rows. To stop early, drop the reader.
     ///
@@ -206,31 +197,21 @@ impl RowStream {
     }
 }
 
-impl std::fmt::Debug for RowStream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RowStream").field("ended", &self.stream.is_none()).finish()
-    }
-}
-
 /// A row of the table.
-pub struct PolledRow {
-    row: SimpleQueryRow,
-    bytes: usize,
-}
+pub struct PolledRow(SimpleQueryRow);
 
 impl PolledRow {
     fn checked(row: SimpleQueryRow) -> Result<PolledRow> {
         if row.len() <= OWN_COLUMNS {
             return Err(fault::protocol(While::Querying(READING), "a row without columns"));
         }
-        let lengths = (0..row.len().saturating_sub(1)).map(|at| row.try_get(at).map(|value| value.map_or(0, str::len)));
-        let bytes = lengths.sum::<Result<usize, _>>().map_err(|error| failed(&error))?;
-        Ok(PolledRow { row, bytes })
+        (0..row.len()).try_for_each(|at| row.try_get(at).map(drop)).map_err(|error| failed(&error))?;
+        Ok(PolledRow(row))
     }
 
     /// The values of the outbox's columns, in their order; `None` is NULL.
     pub fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        (0..self.row.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
+        (0..self.0.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
     }
 
     /// The event's id; empty where it is NULL.
@@ -251,23 +232,11 @@ impl PolledRow {
     }
 
     fn at_end(&self, count: usize) -> Option<&str> {
-        self.row.len().checked_sub(count).and_then(|at| self.text(at))
-    }
-
-    /// The size of its values and its key.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+        self.0.len().checked_sub(count).and_then(|at| self.text(at))
     }
 
     fn text(&self, at: usize) -> Option<&str> {
-        self.row.try_get(at).ok().flatten()
-    }
-}
-
-/// Without the values (P11).
-impl std::fmt::Debug for PolledRow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PolledRow").field("bytes", &self.bytes).finish_non_exhaustive()
+        self.0.try_get(at).ok().flatten()
     }
 }
 

@@ -17,12 +17,11 @@ use crate::snapshot::Snapshot;
 pub struct TableFacts {
     /// The table's OID.
     pub oid: u32,
-    /// The table's name.
-    pub name: TableName,
+    pub(crate) name: TableName,
     /// The outbox's columns, in their order, with the base types of domains.
     pub columns: Vec<decode::Column>,
     /// The columns that name a row, the id first.
-    pub key: Vec<KeyColumn>,
+    pub key: Vec<Column>,
     /// The `xid8` column that defaults to `pg_current_xact_id()`.
     pub xid_column: Option<String>,
     /// Whether that is never NULL.
@@ -35,42 +34,13 @@ pub struct TableFacts {
     pub may_select: bool,
     /// Whether the role may read all columns and `xmin`, and so lock the table against a rewrite.
     pub may_lock: bool,
-    /// Whether it has partitions.
-    pub is_partitioned: bool,
+    pub(crate) is_partitioned: bool,
 }
 
-/// A column that names a row, with others or alone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyColumn {
-    /// Its name.
-    pub name: String,
-    /// The base type in SQL.
-    pub type_name: String,
-    /// Whether it is compared as text, because Postgres itself does not order its type.
-    pub as_text: bool,
-    /// Whether it is never NULL.
-    pub not_null: bool,
-}
-
-impl KeyColumn {
-    fn of(column: &Column) -> KeyColumn {
-        KeyColumn {
-            name: column.name.clone(),
-            type_name: column.base.sql.clone(),
-            as_text: !column.base.is_ordered,
-            not_null: column.not_null,
-        }
-    }
-
-    /// An SQL expression that Postgres itself orders.
-    fn comparable(&self) -> Result<String> {
-        let name = quote_ident(&self.name)?;
-        Ok(if self.as_text { format!("{name}::text collate \"C\"") } else { name })
-    }
-
-    fn comparable_type(&self) -> &str {
-        if self.as_text { "text" } else { &self.type_name }
-    }
+/// An SQL expression for this column that Postgres itself orders: a column of another type is compared as text.
+fn comparable(column: &Column) -> Result<String> {
+    let name = quote_ident(&column.name)?;
+    Ok(if column.base.is_ordered { name } else { format!("{name}::text collate \"C\"") })
 }
 
 /// The order of rows.
@@ -103,10 +73,6 @@ impl TableFacts {
     }
 
     /// The facts in the catalogs.
-    ///
-    /// # Errors
-    /// [`Kind::Publication`] for another relation than a table and for missing columns; [`Kind::Config`] for a time column of
-    /// another type.
     pub(super) fn found(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<TableFacts> {
         if !table.is_table() {
             return Err(Error::new(Kind::Publication, format_args!("{name} is not a table"))
@@ -115,7 +81,7 @@ impl TableFacts {
         let column = |wanted: &String| table.needed_column(name, wanted);
         let columns = outbox.columns.iter().map(|name| column(name).map(as_streamed)).collect::<Result<_>>()?;
         let id = column(&outbox.id)?;
-        let key = outbox.index_columns().map(|name| column(name).map(KeyColumn::of)).collect::<Result<_>>()?;
+        let key = outbox.index_columns().map(|name| column(name).cloned()).collect::<Result<_>>()?;
         let xid = table.xid_column();
         let counter = table.counters().find(|column| column.is_integer());
         let order = counter.or_else(|| Some(id).filter(|id| id.is_integer()));
@@ -204,8 +170,7 @@ pub struct Key {
 /// come by their order, NULL last, and by their row key.
 ///
 /// # Errors
-/// [`Kind::Config`] for a setting that is needed and missing, a name or text that cannot be sent, and a key of another
-/// order than the table's.
+/// [`Kind::Config`] for a setting that is missing, a text that cannot be sent, and a key of another order than the table's.
 pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
     let mut columns = outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
     // ORDER BY takes a bare name for that of an output column, if there is one: these are called what no column is.
@@ -214,7 +179,7 @@ pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>
     columns.push(format!("({})::text as \"by xmin\"", is_by_xmin(facts)?));
     let mut by: Vec<String> = facts.order.iter().map(|order| format!("({})", order.sql)).collect();
     for column in &facts.key {
-        by.push(column.comparable()?);
+        by.push(comparable(column)?);
     }
     let mut sql = format!(
         "select {} from {} where {} order by {}",
@@ -338,8 +303,9 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
     let above = if outbox.row_key.is_some() { ">" } else { ">=" };
     let (mut columns, mut values) = (Vec::new(), Vec::new());
     for (column, value) in facts.key.iter().zip(given) {
-        columns.push(column.comparable()?);
-        values.push(format!("{}::{}", quote_literal(value)?, column.comparable_type()));
+        columns.push(comparable(column)?);
+        let type_name = if column.base.is_ordered { &column.base.sql } else { "text" };
+        values.push(format!("{}::{type_name}", quote_literal(value)?));
     }
     let of_key =
         |columns: &[String]| if columns.len() == 1 { columns.concat() } else { format!("({})", columns.join(", ")) };
@@ -388,16 +354,12 @@ mod tests {
         Some(Order { sql: sql.to_owned(), type_name: "bigint".to_owned(), not_null, is_found: true })
     }
 
-    fn id(as_text: bool, not_null: bool) -> Vec<KeyColumn> {
-        vec![KeyColumn { name: "id".to_owned(), type_name: "uuid".to_owned(), as_text, not_null }]
-    }
-
     fn facts() -> TableFacts {
         TableFacts {
             oid: 1,
             name: "shop.\"Out\"\"box\"".parse().unwrap(),
             columns: Vec::new(),
-            key: id(false, true),
+            key: vec![Column { not_null: true, ..Column::of("id", "uuid") }],
             xid_column: Some("x".to_owned()),
             xid_not_null: true,
             order: order("\"seq\"", true),
@@ -408,10 +370,6 @@ mod tests {
         }
     }
 
-    fn snapshot() -> Snapshot {
-        "10:20:10,14".parse().unwrap()
-    }
-
     fn where_of(facts: &TableFacts, selection: &Selection<'_>) -> String {
         let sql = rows(facts, &outbox(), selection).unwrap();
         let (_, behind) = sql.split_once(" where ").unwrap();
@@ -419,43 +377,9 @@ mod tests {
     }
 
     #[test]
-    fn the_until_snapshot_applies_only_to_tables_with_an_xid_column() {
-        let snapshot = snapshot();
-        let until = Selection { until: Some(&snapshot), ..Selection::of(Which::Since("2026-11-01'; drop")) };
-        let since = "\"at\" >= '2026-11-01''; drop'";
-        let seen = "pg_visible_in_snapshot(\"x\", '10:20:10,14'::pg_snapshot)";
-        assert_eq!(where_of(&facts(), &until), format!("{since} and {seen}"));
-        let with_nulls = TableFacts { xid_not_null: false, ..facts() };
-        assert_eq!(where_of(&with_nulls, &until), format!("{since} and (\"x\" is null or {seen})"));
-        assert_eq!(where_of(&TableFacts { xid_column: None, ..facts() }, &until), since);
-    }
-
-    #[test]
-    fn rows_after_a_key_include_those_with_null() {
-        let with =
-            |not_null, id_not_null| TableFacts { order: order("s", not_null), key: id(false, id_not_null), ..facts() };
-        let bare = |as_text| TableFacts { order: None, key: id(as_text, true), ..facts() };
-        let (seven, null) = (Some("7"), None);
-        for (facts, of, expected) in [
-            (with(true, true), seven, "((s), \"id\") > ('7'::bigint, 'i'::uuid)"),
-            (
-                with(true, false),
-                seven,
-                "((s) > '7'::bigint or (s) = '7'::bigint and (\"id\" > 'i'::uuid or \"id\" is null))",
-            ),
-            (
-                with(false, true),
-                seven,
-                "((s) > '7'::bigint or (s) = '7'::bigint and \"id\" > 'i'::uuid or (s) is null)",
-            ),
-            (with(false, true), null, "((s) is null and \"id\" > 'i'::uuid)"),
-            (bare(false), null, "\"id\" > 'i'::uuid"),
-            (bare(true), null, "\"id\"::text collate \"C\" > 'i'::text"),
-        ] {
-            let key = Key { order: of.map(str::to_owned), id: "i".to_owned(), rest: Vec::new() };
-            assert_eq!(where_of(&facts, &Selection { after: Some(&key), ..Selection::of(Which::All) }), expected);
-        }
-        for (facts, of) in [(with(true, true), null), (bare(false), seven)] {
+    fn a_key_of_another_order_than_the_tables_is_refused() {
+        for (order, of) in [(order("s", true), None), (None, Some("7"))] {
+            let facts = TableFacts { order, ..facts() };
             let key = Key { order: of.map(str::to_owned), id: "i".to_owned(), rest: Vec::new() };
             let selection = Selection { after: Some(&key), ..Selection::of(Which::All) };
             assert_eq!(rows(&facts, &outbox(), &selection).unwrap_err().kind(), Kind::Config);
@@ -463,31 +387,10 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_one_id_are_ordered_by_the_row_key_and_without_one_read_again() {
-        let seq = KeyColumn { name: "n".to_owned(), type_name: "bigint".to_owned(), as_text: false, not_null: true };
-        let of =
-            |order, not_null| TableFacts { order, key: [id(false, not_null), vec![seq.clone()]].concat(), ..facts() };
-        let named =
-            OutboxConfig { row_key: Some(RowKey { places: vec![0, 2], transaction: None, added: 1 }), ..outbox() };
-        let after = |facts: &TableFacts, outbox: &OutboxConfig, order: Option<&str>, rest: &[&str]| {
-            let rest = rest.iter().map(|value| (*value).to_owned()).collect();
-            let key = Key { order: order.map(str::to_owned), id: "i".to_owned(), rest };
-            behind(facts, outbox, &key).unwrap()
-        };
-        let ordered = of(order("s", true), true);
-        assert_eq!(
-            after(&ordered, &named, Some("7"), &["5"]),
-            "((s), \"id\", \"n\") > ('7'::bigint, 'i'::uuid, '5'::bigint)"
-        );
-        assert_eq!(after(&of(None, true), &named, None, &["5"]), "(\"id\", \"n\") > ('i'::uuid, '5'::bigint)");
-        assert_eq!(
-            after(&of(order("s", false), false), &named, Some("7"), &["5"]),
-            "((s) > '7'::bigint or (s) = '7'::bigint and ((\"id\", \"n\") > ('i'::uuid, '5'::bigint) or \"id\" is null) \
-             or (s) is null)"
-        );
+    fn a_row_without_a_row_key_is_read_again_with_those_of_its_id() {
         let nameless = OutboxConfig { row_key: None, ..outbox() };
-        let id_only = TableFacts { order: order("s", true), ..facts() };
-        assert_eq!(after(&id_only, &nameless, Some("7"), &[]), "((s), \"id\") >= ('7'::bigint, 'i'::uuid)");
+        let key = Key { order: Some("7".to_owned()), id: "i".to_owned(), rest: Vec::new() };
+        assert_eq!(behind(&facts(), &nameless, &key).unwrap(), "((\"seq\"), \"id\") >= ('7'::bigint, 'i'::uuid)");
     }
 
     #[test]

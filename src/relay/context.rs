@@ -11,7 +11,6 @@ pub(super) struct ContextColumns {
     logged: Vec<(String, usize)>,
 }
 
-/// See the module's documentation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Context {
     /// From its column. A header of the record may say it as well.

@@ -67,10 +67,11 @@ struct Seer {
 /// What a tail has, while it is read.
 #[derive(Debug)]
 pub struct Tail {
-    topic: String,
+    pub(super) topic: String,
     seen_by: Seer,
     records: Records,
-    count: usize,
+    /// How many records could be of events that come again.
+    pub(super) count: usize,
     left: usize,
 }
 
@@ -159,8 +160,7 @@ impl DeliveredBefore {
 }
 
 impl Tail {
-    /// Takes in one record, and says whether it could be of an event that comes again. It need not be one of ours: another
-    /// slot's relay has positions in the same log.
+    /// Takes in one record, and says whether it could be of an event that comes again, which need not be one of ours.
     pub fn take(&mut self, record: &Record<'_>) -> bool {
         let Some((commit_lsn, index)) = self.seen_by.place(record) else { return false };
         let stored = &self.seen_by.stored;
@@ -173,16 +173,6 @@ impl Tail {
             self.count += usize::from(self.records.entry(key).or_default().insert(hash));
         }
         again
-    }
-
-    /// Its topic.
-    pub fn topic(&self) -> &str {
-        &self.topic
-    }
-
-    /// How many records could be of events that come again.
-    pub fn count(&self) -> usize {
-        self.count
     }
 }
 
@@ -245,7 +235,7 @@ mod tests {
         for (place, content) in events {
             with_record(("7:1:", *place), *content, |record| tail.take(record));
         }
-        let count = tail.count();
+        let count = tail.count;
         before.read(tail, false);
         count
     }
@@ -256,7 +246,7 @@ mod tests {
     fn a_tail_is_read_once_and_its_events_are_not_published_again() {
         let mut before = before();
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Unread);
-        assert_eq!(before.unread().unwrap().topic(), "t");
+        assert_eq!(before.unread().unwrap().topic, "t");
         assert_eq!(read(&mut before, &[(place(200, 0), A)]), 1);
         assert!(before.unread().is_none());
         // As often as it is asked: a session may break in between, and the event come once more.
@@ -285,7 +275,7 @@ mod tests {
         for origin in ["7:2:", "8:1:", "77:1:", "", "7:1:t", "7:1:0/0:"] {
             let mut tail = before().tail("t");
             let again = with_record((origin, place(200, 0)), A, |record| tail.take(record));
-            assert_eq!((tail.count(), again), (0, false), "{origin}");
+            assert_eq!((tail.count, again), (0, false), "{origin}");
         }
         let mut before = before();
         let from_table = Place { via: Via::Table, ..place(200, 0) };
@@ -323,7 +313,7 @@ mod tests {
         let mut take = |place| with_record(("7:1:", place), A, |record| tail.take(record));
         let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)].map(|(lsn, index)| take(place(lsn, index)));
         assert_eq!(again, [false, false, true, true, false]);
-        assert_eq!(tail.count(), 2);
+        assert_eq!(tail.count, 2);
         assert!(!before.is_over(Lsn::new(899)) && before.is_over(Lsn::new(900)));
     }
 
@@ -334,7 +324,7 @@ mod tests {
         for number in 0..REMEMBERED_MAX as u64 + 10 {
             with_record(("7:1:", place(200, number)), A, |record| tail.take(record));
         }
-        assert_eq!(tail.count(), REMEMBERED_MAX);
+        assert_eq!(tail.count, REMEMBERED_MAX);
         before.read(tail, false);
         assert_eq!(read(&mut before, &[(place(200, 0), A)]), 0);
     }

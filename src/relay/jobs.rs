@@ -30,15 +30,13 @@ use crate::source::control::{PendingRow, WalPosition};
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a snapshot is taken while events come: after a lost slot, events are sent twice that neither this nor the
-/// transactions kept beside it cover.
+/// How often a snapshot is taken while events come: after a lost slot, what it does not cover is sent twice.
 const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 /// How long pending rows are not looked for after that took too long.
 const WATCH_PAUSE: Duration = Duration::from_secs(60);
 /// How long the tail of a topic may take to be read. The events wait for it, so it is no longer than a broker's election.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The end of a job.
 pub(super) enum Done {
     /// A store, with the store itself to be given back to the session.
     Stored(AnyStore, Position, Result<()>),
@@ -181,7 +179,7 @@ impl Jobs {
 
     /// Begins to store `position`, with the session's store until [`Done::Stored`] brings it back.
     pub(super) fn begin_store(&mut self, session: &mut Session, position: Position, published: Option<Published>) {
-        let Some(mut store) = session.store.take() else { return };
+        let Some(mut store) = session.start.store.take() else { return };
         let stored = session.stored_at(position, published);
         self.begin(Task::Store, async move {
             failpoint::reached("storing");
@@ -199,17 +197,16 @@ impl Jobs {
         }
     }
 
-    /// When the next look or measurement is due.
     pub(super) fn wake_at(&self) -> Instant {
         self.next_look.min(self.next_measure)
     }
 }
 
 async fn read_tail(config: Config, mut tail: Tail) -> Done {
-    let topic = tail.topic().to_owned();
+    let topic = tail.topic.clone();
     let until = Instant::now() + TAIL_TIMEOUT;
     let reading = tokio::task::spawn_blocking(move || {
-        let topic = tail.topic().to_owned();
+        let topic = tail.topic.clone();
         let read = sink::read_back(&config, &topic, until.into_std(), &mut |record| tail.take(record));
         (tail, read)
     });
@@ -301,7 +298,6 @@ impl RowsPersist {
     }
 }
 
-/// The retained WAL against its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Or there is no limit.
@@ -314,7 +310,6 @@ pub(crate) enum Verdict {
     GiveUp,
 }
 
-/// How much WAL the slot may retain.
 #[derive(Debug)]
 pub(crate) struct RetentionLimit {
     max: Option<u64>,
@@ -345,22 +340,17 @@ impl RetentionLimit {
         let is_news = state > self.told;
         self.told = state;
         let (kept, may) = (human_bytes(retained), human_bytes(max));
-        let news = match state {
-            Told::Nothing => None,
-            Told::Half => Some(format!("the slot retains {kept} of WAL, more than half of its limit of {may}")),
-            Told::Over if self.gives_up => Some(format!(
-                "the slot retains {kept} of WAL, and its limit is {may}: dropping the slot, and reading the table"
-            )),
-            Told::Over => {
-                Some(format!("the slot retains {kept} of WAL, and its limit is {may}: not ready until it retains less"))
+        let over = |then| format!("the slot retains {kept} of WAL, and its limit is {may}: {then}");
+        let (verdict, news) = match state {
+            Told::Nothing => return (Verdict::Within, None),
+            Told::Half => {
+                let half = format!("the slot retains {kept} of WAL, more than half of its limit of {may}");
+                (Verdict::Within, half)
             }
+            Told::Over if self.gives_up => (Verdict::GiveUp, over("dropping the slot, and reading the table")),
+            Told::Over => (Verdict::Over { retained, max }, over("not ready until it retains less")),
         };
-        let verdict = match state {
-            Told::Over if self.gives_up => Verdict::GiveUp,
-            Told::Over => Verdict::Over { retained, max },
-            Told::Half | Told::Nothing => Verdict::Within,
-        };
-        (verdict, news.filter(|_| is_news))
+        (verdict, is_news.then_some(news))
     }
 }
 

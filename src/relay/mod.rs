@@ -47,10 +47,12 @@ mod write_back;
 pub(crate) use self::jobs::RetentionLimit;
 pub(crate) use self::recovery::{can_be_read, which};
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
+pub(crate) use self::shared_loop::{RETRY_INTERVAL, at_once};
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
 pub(crate) use self::supervisor::no_dead_letters;
+pub(crate) use self::table_loop::ROWS_PER_TURN;
 
 /// How often old rows are looked for.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
@@ -98,7 +100,7 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
     }
     let mut tick = tokio::time::interval(RETENTION_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = known.subscribe();
+    let mut known = known.stored.subscribe();
     loop {
         tick.tick().await;
         if known.wait_for(Option::is_some).await.is_err() {

@@ -49,38 +49,20 @@ const BATCH_BYTES: usize = 1_000_000;
 /// How much smaller the next batches are: few tries, and not many more batches than it takes.
 const SMALLER: usize = 8;
 
-/// How much a batch may hold, learned from brokers that refuse one for its size.
+/// The size of the next batches after one with a record of this size was refused; none where the record itself is too large.
 ///
 /// librdkafka makes batches of up to `batch.size`, a topic takes them up to its `max.message.bytes`, and a broker says of a
 /// batch the same as of a record: too large. So before a record is called that, it has to have been alone. A record that
 /// is as large as batches may be always is: nothing else fits in with it.
-#[derive(Debug)]
-struct Batches {
-    bytes: usize,
+fn smaller(batch_bytes: usize, record_bytes: usize) -> Option<usize> {
+    (record_bytes < batch_bytes && batch_bytes > 1).then(|| (batch_bytes / SMALLER).max(1))
 }
 
-impl Batches {
-    fn of(config: &KafkaConfig) -> Batches {
-        let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
-        Batches { bytes: given.unwrap_or(BATCH_BYTES) }
-    }
-
-    /// A batch was refused for its size; its largest record has so many bytes. Gives the size of the next batches; none where
-    /// the record itself is too large.
-    fn refused(&mut self, record_bytes: usize) -> Option<usize> {
-        if record_bytes >= self.bytes || self.bytes <= 1 {
-            return None;
-        }
-        self.bytes = (self.bytes / SMALLER).max(1);
-        Some(self.bytes)
-    }
-}
-
-/// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Outage {
     backoff: Backoff,
-    batches: Batches,
+    /// How much a batch may hold, learned from brokers that refuse one for its size.
+    batch_bytes: usize,
     /// What the current outage was reported as: one line per state, not per try (P9).
     reported: Option<Kind>,
     /// How often something was learned of events that the broker refuses.
@@ -92,7 +74,8 @@ pub(super) struct Outage {
 impl Outage {
     pub(super) fn new(config: &KafkaConfig) -> Outage {
         let backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::new() };
-        Outage { backoff, batches: Batches::of(config), reported: None, learned: 0, in_vain: 0 }
+        let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
+        Outage { backoff, batch_bytes: given.unwrap_or(BATCH_BYTES), reported: None, learned: 0, in_vain: 0 }
     }
 
     /// The next error begins another outage.
@@ -104,15 +87,14 @@ impl Outage {
     ///
     /// Where a record was called too large that may only have been in a batch that is, the next batches are smaller, by
     /// `config`, and the relay tries again.
-    ///
-    /// # Errors
-    /// `error`, where it halts.
+    /// Errors: `error`, where it halts.
     pub(super) fn judge(&mut self, error: Error, quarantine: &Quarantine, config: &mut Config) -> Result<Error> {
-        let in_vain = quarantine.in_vain();
+        let in_vain = quarantine.in_vain;
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
         let is_record = error.kind() == Kind::RecordTooLarge;
         let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
-        if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
+        if let Some(bytes) = record_bytes.and_then(|record_bytes| smaller(self.batch_bytes, record_bytes)) {
+            self.batch_bytes = bytes;
             config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
             tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes = bytes, %error,
                 "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
@@ -126,9 +108,7 @@ impl Outage {
 
     /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
     /// enough, and its events are given up from now on.
-    ///
-    /// # Errors
-    /// `error`, where a topic was tried often enough, and the relay stops instead.
+    /// Errors: `error`, where a topic was tried often enough, and the relay stops instead.
     pub(super) fn failed(
         &mut self,
         error: &Error,
@@ -162,7 +142,6 @@ impl Outage {
         Ok(wait)
     }
 
-    /// A session streams from `start`.
     pub(super) fn streaming(&mut self, start: Position, config: &Config) {
         let again = match self.reported.take() {
             Some(Kind::TopicRefused) => ", to try the topic again",
@@ -173,7 +152,6 @@ impl Outage {
         tracing::info!(event = "streaming", %slot, tries, position = %start, "streaming{again}");
     }
 
-    /// The table is read.
     pub(super) fn at_table(&mut self, config: &Config) {
         if self.reported.take().is_some() {
             tracing::info!(event = "table_read_resumed", slot = %config.source.slot, tries = self.backoff.tries,
@@ -248,11 +226,11 @@ mod tests {
 
     #[test]
     fn batches_become_smaller_until_a_record_is_alone() {
-        let mut batches = Batches { bytes: BATCH_BYTES };
-        assert_eq!([(); 3].map(|()| batches.refused(2_000)), [Some(125_000), Some(15_625), Some(1_953)]);
-        assert_eq!(batches.refused(2_000), None);
-        assert_eq!(Batches { bytes: BATCH_BYTES }.refused(BATCH_BYTES), None);
-        let mut batches = Batches { bytes: 9 };
-        assert_eq!([(); 3].map(|()| batches.refused(0)), [Some(1), None, None]);
+        for (record_bytes, first, sizes) in
+            [(2_000, BATCH_BYTES, &[125_000, 15_625, 1_953][..]), (BATCH_BYTES, BATCH_BYTES, &[]), (0, 9, &[1])]
+        {
+            let next = std::iter::successors(smaller(first, record_bytes), |bytes| smaller(*bytes, record_bytes));
+            assert_eq!(next.collect::<Vec<_>>(), sizes);
+        }
     }
 }

@@ -24,7 +24,7 @@ const AT_START: usize = 10_000;
 pub(super) struct ParkedIndex {
     /// Several of one row are several events: its id was used again.
     rows: HashMap<RowId, Vec<ParkedEntry>>,
-    count: usize,
+    pub(super) count: usize,
     /// By outbox and key.
     aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
     /// Topics that take no records, and how many parked events were refused by each.
@@ -36,21 +36,9 @@ pub(super) struct ParkedIndex {
     /// Outboxes for which it was logged that an event came again which is known by its row key alone.
     warned: HashSet<usize>,
     /// How many came again so.
-    waiting_again: u64,
+    pub(super) waiting_again: u64,
 }
 
-/// Why an event that can be routed is not sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlockedBy {
-    /// It is parked already: it came again.
-    Itself,
-    /// An event of its aggregate is parked.
-    Aggregate,
-    /// Its topic takes no records.
-    Topic,
-}
-
-/// An aggregate with parked events.
 #[derive(Debug, Clone, Copy)]
 struct Aggregate {
     count: usize,
@@ -58,7 +46,6 @@ struct Aggregate {
     first: Where,
 }
 
-/// A parked event of a row.
 #[derive(Debug, Clone)]
 struct ParkedEntry {
     place: Place,
@@ -67,13 +54,11 @@ struct ParkedEntry {
     refused_by: Option<String>,
 }
 
-/// What a pass of retries has come to so far. It is reported at once: until then later events are parked behind events
-/// that are delivered.
+/// What a pass of retries has come to so far, at once: until then later events are parked behind events that are delivered.
 #[derive(Debug, Default)]
 pub(super) struct RetryReport {
     /// Events that were delivered or dropped.
     pub(super) released: Vec<ParkedRef>,
-    /// Topics that took records.
     pub(super) accepting: BTreeSet<String>,
     /// What the table has, read after [`ParkedIndex::begin_look`].
     pub(super) table: Option<Vec<ParkedRef>>,
@@ -86,26 +71,15 @@ impl ParkedIndex {
         self.count > 0
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Whether an event of this row is parked.
     pub(super) fn holds_row(&self, row: &RowId) -> bool {
         // One that was parked when rows were named by the id alone.
         let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
         self.rows.contains_key(row) || self.rows.contains_key(&by_id())
     }
 
-    /// Why the event of this row, place and record has to be parked, if it has to.
-    pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<BlockedBy> {
-        if self.holds(row, place) {
-            return Some(BlockedBy::Itself);
-        }
-        if self.is_blocked(row.outbox, record.key, place) {
-            return Some(BlockedBy::Aggregate);
-        }
-        self.is_refusing(record.topic).then_some(BlockedBy::Topic)
+    /// Whether this event has to be parked: it is already, another of its aggregate is, or its topic takes no records.
+    pub(super) fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
+        self.holds(row, place) || self.is_blocked(row.outbox, record.key, place) || self.is_refusing(record.topic)
     }
 
     /// Whether the event of this row and place is parked.
@@ -115,8 +89,7 @@ impl ParkedIndex {
 
     /// Whether an event of this key and place has to be parked behind another.
     ///
-    /// An event before all parked ones comes again: it was delivered before the first of them was parked. Behind them its
-    /// copy would be out of order.
+    /// One before all parked ones was delivered before the first of them was parked: behind them a copy would be out of order.
     pub(super) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
         let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(key));
         aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
@@ -130,7 +103,7 @@ impl ParkedIndex {
     /// A parked event came again. If only its row key says so, it could be another event: that is counted and logged.
     pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) {
         // Rows of such a table are pending while their events are parked, and are found with each look.
-        let is_usual = rows.pending && place.via == Via::Table;
+        let is_usual = rows.upkeep.pending.is_some() && place.via == Via::Table;
         let is_sure = self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
         if is_usual || is_sure {
             return;
@@ -145,15 +118,7 @@ impl ParkedIndex {
         }
     }
 
-    /// Events that came again although they are parked, as far as their row keys tell.
-    pub(super) fn waiting_again(&self) -> u64 {
-        self.waiting_again
-    }
-
     /// This event is parked from now on.
-    ///
-    /// # Errors
-    /// Too many are.
     pub(super) fn park(&mut self, event: ParkedRef) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
             let cause = format!("{} events are parked, which is the limit", self.count);
@@ -238,7 +203,6 @@ impl ParkedIndex {
         }
     }
 
-    /// This topic takes records again.
     fn accepts(&mut self, topic: &str) {
         if self.refusing.remove(topic).is_some() {
             let entries = self.rows.values_mut().flatten();
@@ -292,8 +256,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// What was not retried for this long is gone.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// What is remembered of retries for as long as the process lives: which events Kafka has although the table still has them,
-/// and what is retried only after a pause.
+/// What is remembered of retries while the process lives: what Kafka has and the table still has, and what waits for a pause.
 #[derive(Debug, Default)]
 pub(super) struct RetryMemory {
     /// By the row of the table, with their places: a table that was made anew counts from 1 again.
@@ -301,7 +264,6 @@ pub(super) struct RetryMemory {
     blocked: HashMap<Retry, Blocked>,
 }
 
-/// What is retried.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Retry {
     /// An event, by the row of the table, and so all behind it.
@@ -323,7 +285,6 @@ impl RetryMemory {
         self.acked.insert(id, place);
     }
 
-    /// Whether Kafka has this event.
     pub(super) fn is_acked(&self, id: i64, place: Place) -> bool {
         self.acked.get(&id) == Some(&place)
     }
@@ -349,7 +310,6 @@ impl RetryMemory {
         self.blocked.remove(retry);
     }
 
-    /// Whether its pause is not over.
     pub(super) fn is_paused(&self, retry: &Retry, now: Instant) -> bool {
         self.blocked.get(retry).is_some_and(|blocked| blocked.until > now)
     }
@@ -394,9 +354,9 @@ mod tests {
 
     /// The table was read. Gives how many events fewer are parked.
     fn read(parking: &mut ParkedIndex, table: Vec<ParkedRef>) -> usize {
-        let (before, slot) = (parking.count(), "orders".parse().unwrap());
+        let (before, slot) = (parking.count, "orders".parse().unwrap());
         parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &slot);
-        before - parking.count()
+        before - parking.count
     }
 
     fn at(commit_lsn: u64, index: u64, via: Via) -> ParkedRef {
@@ -424,7 +384,7 @@ mod tests {
         parking.release(&waiting(0, 2, Some("a")));
         assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && parking.is_any());
         parking.release(&waiting(0, 3, None));
-        assert_eq!((parking.is_any(), parking.count()), (false, 0));
+        assert_eq!((parking.is_any(), parking.count), (false, 0));
     }
 
     #[test]
@@ -457,7 +417,7 @@ mod tests {
             assert!(!holds(&parking, &other) && parking.holds_row(&other.row), "{other:?}");
         }
         parking.park(at(200, 0, Slot)).unwrap();
-        assert_eq!(parking.count(), 2);
+        assert_eq!(parking.count, 2);
         parking.release(&at(100, 0, Slot));
         assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && holds(&parking, &at(200, 0, Slot)));
         assert!(!holds(&parking, &at(100, 0, Slot)));
@@ -476,7 +436,7 @@ mod tests {
         let copy = at(700, 0, Via::Table);
         // The table can have a copy that two relays made at once: both go one day.
         begin(&mut parking, vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
-        assert_eq!(parking.count(), 2, "the last was there when the copy was read");
+        assert_eq!(parking.count, 2, "the last was there when the copy was read");
         parking.release(&one);
         assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.release(&copy);
@@ -485,7 +445,7 @@ mod tests {
         parking.park(one.clone()).unwrap();
         parking.begin_look(Vec::new());
         read(&mut parking, vec![at(300, 0, Via::Table)]);
-        assert_eq!(parking.count(), 1);
+        assert_eq!(parking.count, 1);
         parking.release(&at(300, 0, Via::Table));
         assert!(!parking.is_any());
     }
@@ -503,7 +463,7 @@ mod tests {
         parking.park(waiting(0, 5, None)).unwrap();
         assert_eq!(read(&mut parking, vec![stays.clone(), waiting(0, 5, None)]), 1);
         assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one is parked");
-        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count() == 4);
+        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count == 4);
         assert_eq!(read(&mut parking, Vec::new()), 0, "an earlier session began that look");
         parking.begin_look(Vec::new());
         assert_eq!(read(&mut parking, vec![later, under_way]), 2);

@@ -1,14 +1,12 @@
 //! One producer's way from pgoutput messages to confirmable positions, without I/O.
 //!
 //! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `replication` feeds the
-//! pipeline and carries out what it decides. The seeded simulation in `tests/simulation.rs` feeds it from a model of
-//! Postgres and of Kafka instead.
+//! pipeline and carries out what it decides. `tests/simulation` feeds it from a model of Postgres and Kafka instead.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::event::{Assembler, BaseTypes, Event, Ignored, RowId, Step};
+use crate::event::{Assembler, Event, RowId, Step};
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
@@ -27,11 +25,11 @@ pub enum Taken {
 /// See the module's documentation. It lives as long as its producer: from the position it began at to the last ack.
 #[derive(Debug)]
 pub struct Pipeline<S> {
-    assembler: Assembler,
+    pub(super) assembler: Assembler,
     /// Events on their way.
     pub publisher: Publisher<S>,
-    confirm: Confirm,
-    /// What is known of the rows that are published.
+    /// What is stored, and so may be confirmed to Postgres.
+    pub confirm: Confirm,
     pub(super) trail: Trail,
     /// What is known of the transaction that is under way.
     pub(super) begun: OpenTransaction,
@@ -40,11 +38,7 @@ pub struct Pipeline<S> {
 }
 
 impl<S: Sink> Pipeline<S> {
-    /// Begins behind `start`; `stored` is what the store holds at `now`, a time since any fixed instant, and `published`
-    /// what is known of the tables.
-    ///
-    /// # Errors
-    /// The route needs a column that the outbox does not list.
+    /// Begins behind `start`; the store holds `stored` at `now`, a time since any fixed instant; `published` is of the tables.
     pub fn new(
         setup: &Setup,
         start: Position,
@@ -68,11 +62,6 @@ impl<S: Sink> Pipeline<S> {
         self.assembler.resume_at(self.publisher.ledger.received());
         self.publisher.reconnected();
         self.confirm.abandoned();
-    }
-
-    /// The tables with these OIDs are these outboxes by now, and columns are of these types.
-    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
-        self.assembler.set_catalog(table_oids, base_types);
     }
 
     /// Takes in one pgoutput message. Call only while [`Publisher::has_room`].
@@ -137,8 +126,7 @@ impl<S: Sink> Pipeline<S> {
 
     /// What should be stored now; see [`Confirm::due`].
     ///
-    /// Where events are committed together, that is what stands behind the last event of the transaction, and nothing
-    /// before every event in it is acked.
+    /// Where events are committed together: what stands behind the last event of the transaction, once all in it are acked.
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
         let completed = self.publisher.completed();
         if !self.publisher.transaction.is_open() {
@@ -173,19 +161,9 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.committed()
     }
 
-    /// The store that was begun will not happen.
-    pub fn store_abandoned(&mut self) {
-        self.confirm.abandoned();
-    }
-
     /// What may be confirmed to Postgres.
     pub fn confirmable(&self) -> Lsn {
         self.confirm.confirmable()
-    }
-
-    /// What the store is known to hold.
-    pub fn stored_position(&self) -> Position {
-        self.confirm.stored_position()
     }
 
     /// Whether everything taken in is acked, written back, stored, and so confirmable.
@@ -197,22 +175,6 @@ impl<S: Sink> Pipeline<S> {
     pub fn is_stored_as_far_as_written_back(&self) -> bool {
         let is_stored = !self.confirm.is_busy() && self.publisher.completed() == self.confirm.stored_position();
         self.publisher.is_drained() && is_stored
-    }
-
-    /// Events of the transaction that `position` is inside of, as far as that includes them.
-    pub fn inside(&self, position: &Position) -> Vec<RowId> {
-        self.begun.delivered(position)
-    }
-
-    /// The commit LSN of the transaction of Postgres that is under way.
-    #[inline]
-    pub fn open_transaction(&self) -> Option<Lsn> {
-        self.assembler.open_transaction()
-    }
-
-    /// Messages seen and passed over, by operation.
-    pub fn ignored(&self) -> Ignored {
-        self.assembler.ignored()
     }
 }
 
@@ -241,7 +203,6 @@ impl OpenTransaction {
         }
     }
 
-    /// This event of it was taken in.
     #[inline]
     pub(super) fn event(&mut self, event: &Event<'_>) {
         self.row(event.place.index, event.outbox, |ids| event.row.write_key(ids));
@@ -271,7 +232,6 @@ impl OpenTransaction {
         }
     }
 
-    /// The event that was taken in last.
     pub(super) fn newest(&self) -> Option<RowId> {
         let (outbox, end) = *self.ends.last()?;
         let start = self.ends.len().checked_sub(2).and_then(|at| self.ends.get(at)).map_or(0, |(_, end)| *end);

@@ -17,9 +17,8 @@ use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::sink::{AnySink, SinkHandle};
 
-/// See the module's documentation.
 pub(super) struct RelayProducer {
-    state: State,
+    pub(super) state: State,
     /// Guards the producer while a session runs.
     pub(super) watchdog: StallWatchdog,
     /// What is known of events that the broker refuses, while no pipeline runs.
@@ -32,7 +31,7 @@ pub(super) struct RelayProducer {
     pub(super) epoch: Instant,
 }
 
-enum State {
+pub(super) enum State {
     Absent,
     /// It has not published from the slot. It begins behind the position, or behind what is stored where there is none.
     New(AnySink, Option<Position>),
@@ -51,10 +50,6 @@ impl RelayProducer {
         }
     }
 
-    pub(super) fn is_absent(&self) -> bool {
-        matches!(self.state, State::Absent)
-    }
-
     /// Those of these topics that Kafka does not have. A producer that publishes from the slot does not ask.
     pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match &self.state {
@@ -65,17 +60,13 @@ impl RelayProducer {
     }
 
     pub(super) fn running(&self) -> Option<&Pipeline<AnySink>> {
-        match &self.state {
-            State::Running(pipeline) => Some(pipeline),
-            State::Absent | State::New(..) => None,
-        }
+        let State::Running(pipeline) = &self.state else { return None };
+        Some(pipeline)
     }
 
     pub(super) fn running_mut(&mut self) -> Option<&mut Pipeline<AnySink>> {
-        match &mut self.state {
-            State::Running(pipeline) => Some(pipeline),
-            State::Absent | State::New(..) => None,
-        }
+        let State::Running(pipeline) = &mut self.state else { return None };
+        Some(pipeline)
     }
 
     /// The producer, for the position store and for who gives it up.
@@ -89,18 +80,8 @@ impl RelayProducer {
 
     /// Of the pipeline, where one runs.
     pub(super) fn newest_quarantine(&mut self) -> &mut Quarantine {
-        match &mut self.state {
-            State::Running(pipeline) => &mut pipeline.publisher.quarantine,
-            State::Absent | State::New(..) => &mut self.quarantine,
-        }
-    }
-
-    pub(super) fn set_new(&mut self, sink: AnySink) {
-        self.state = State::New(sink, None);
-    }
-
-    pub(super) fn set_running(&mut self, pipeline: Box<Pipeline<AnySink>>) {
-        self.state = State::Running(pipeline);
+        let State::Running(pipeline) = &mut self.state else { return &mut self.quarantine };
+        &mut pipeline.publisher.quarantine
     }
 
     /// Takes the state out, and leaves the quarantine here.
@@ -113,9 +94,6 @@ impl RelayProducer {
     }
 
     /// Takes the sink out, for another source than the slot. Nothing of it is in flight.
-    ///
-    /// # Errors
-    /// There is none.
     pub(super) fn take_sink(&mut self) -> Result<AnySink> {
         match self.take() {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),
@@ -125,9 +103,8 @@ impl RelayProducer {
     }
 
     /// Takes out the pipeline that continues after `stored`, the stored position of this server and slot.
-    ///
-    /// # Errors
-    /// This process delivered on another server, or another relay continued after `stored`; both heal with the next producer.
+    /// Errors: this process delivered on another server, or another relay continued after `stored`; both heal with the
+    /// next producer.
     pub(super) fn enter(
         &mut self,
         config: &Config,
@@ -179,7 +156,7 @@ impl RelayProducer {
     /// Ends a producer that commits positions with its events: nothing of it counts but what is committed.
     pub(super) async fn end_uncommitted(&mut self) {
         if let State::Running(pipeline) = &mut self.state {
-            self.inside = pipeline.inside(&pipeline.stored_position());
+            self.inside = pipeline.begun.delivered(&pipeline.confirm.stored_position());
             self.begun = std::mem::take(&mut pipeline.begun);
         }
         self.end().await;

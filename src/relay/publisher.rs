@@ -11,8 +11,10 @@
 //! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
 //! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, Result};
@@ -23,7 +25,7 @@ use crate::position::Position;
 use crate::relay::batches::Batches;
 use crate::relay::context::Context;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
-use crate::relay::parked_index::{BlockedBy, ParkedIndex};
+use crate::relay::parked_index::ParkedIndex;
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
 use crate::relay::transaction::Transaction;
 use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
@@ -57,7 +59,6 @@ impl Setup {
         Setup { slot, outboxes: config.outboxes.clone(), limits, delivery }
     }
 
-    /// The columns of the outbox that make its records.
     fn columns(&self, outbox: usize) -> &[String] {
         self.outboxes.get(outbox).map(|outbox| outbox.columns.as_slice()).unwrap_or_default()
     }
@@ -117,7 +118,7 @@ impl Counts {
 }
 
 /// What is known of an event until it is delivered. The ledger carries it, where it is more than place and times.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct InFlight {
     place: Place,
     committed_at_us: i64,
@@ -144,27 +145,10 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    fn new(place: Place, committed_at_us: i64, xid: Option<u32>) -> InFlight {
-        InFlight {
-            place,
-            committed_at_us,
-            xid,
-            ticket: None,
-            write_back: None,
-            id: None,
-            max_attempts: None,
-            instead: None,
-            isolated: None,
-            parks: None,
-            refusing: None,
-            context: None,
-        }
-    }
-
     /// The same event, of which no record of its own is sent any more.
     fn without_record(&self) -> InFlight {
-        let (ticket, context) = (self.ticket, self.context.clone());
-        InFlight { ticket, context, ..InFlight::new(self.place, self.committed_at_us, self.xid) }
+        let InFlight { place, committed_at_us, xid, ticket, .. } = *self;
+        InFlight { place, committed_at_us, xid, ticket, context: self.context.clone(), ..InFlight::default() }
     }
 
     /// Of most events nothing has to be kept.
@@ -193,7 +177,6 @@ impl InFlight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Instead {
     DeadLetter,
-    /// Its dead letter, once more.
     DeadLetterAgain,
     Nothing,
 }
@@ -210,26 +193,19 @@ struct Pending {
     unread_tail: Option<usize>,
 }
 
-/// What becomes of an event that has a record.
 enum Decision {
     Enqueue,
-    /// It is kept until it can be enqueued.
-    Keep {
-        is_isolated: bool,
-        unread_tail: Option<usize>,
-    },
+    Keep { is_isolated: bool, unread_tail: Option<usize> },
     DeliveredBefore,
     GiveUp(Verdict),
-    Park(BlockedBy),
+    Park,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Publisher<S> {
     pub(super) setup: Setup,
-    /// By outbox: how events become records.
     pub(super) routers: Vec<Router>,
-    /// By outbox: what is written to rows.
     rows: Vec<RowPolicy>,
     /// What is in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
@@ -240,9 +216,7 @@ pub struct Publisher<S> {
     pub transaction: Transaction<InFlight>,
     /// What is to be written to the rows of delivered events.
     pub(crate) write_backs: WriteBacks,
-    /// What is known of events that the broker refuses.
     pub(super) quarantine: Quarantine,
-    /// Which events are parked.
     pub(super) parking: ParkedIndex,
     /// What an earlier process may have published, while its events come again.
     pub(super) before: Option<Box<DeliveredBefore>>,
@@ -254,10 +228,7 @@ pub struct Publisher<S> {
 }
 
 impl<S: Sink> Publisher<S> {
-    /// Begins behind `start`.
-    ///
-    /// # Errors
-    /// The route needs a column that the outbox does not list.
+    /// Begins behind `start`. The error is that of [`Router::new`].
     pub fn new(setup: &Setup, start: Position, sink: S) -> Result<Self> {
         let router = |outbox| Router::new(outbox).map_err(|error| Error::new(Kind::Bug, error));
         Ok(Publisher {
@@ -293,8 +264,8 @@ impl<S: Sink> Publisher<S> {
     /// What was counted.
     pub fn counts(&self) -> Counts {
         Counts {
-            topics_taking: self.quarantine.topics.taking(),
-            waiting_again: self.parking.waiting_again(),
+            topics_taking: self.quarantine.topics.taking,
+            waiting_again: self.parking.waiting_again,
             ..self.counts
         }
     }
@@ -313,7 +284,7 @@ impl<S: Sink> Publisher<S> {
         {
             return Some(why);
         }
-        let (limits, events) = (self.ledger.limits(), self.ledger.in_flight_events());
+        let (limits, events) = (self.ledger.limits, self.ledger.in_flight_events());
         if !self.ledger.has_room() {
             let is_events = events >= limits.events;
             return Some(if is_events { IntakeClosed::InFlightEvents } else { IntakeClosed::InFlightBytes });
@@ -321,7 +292,7 @@ impl<S: Sink> Publisher<S> {
         if events + self.write_backs.len() >= limits.events {
             return Some(IntakeClosed::WriteBack);
         }
-        if self.write_backs.parked_bytes() >= limits.bytes {
+        if self.write_backs.parked_bytes >= limits.bytes {
             return Some(IntakeClosed::ParkedBytes);
         }
         (!self.transaction.takes()).then_some(IntakeClosed::Transaction)
@@ -338,8 +309,7 @@ impl<S: Sink> Publisher<S> {
     /// Routes `event` and hands its record to the sink, or gives the event up. Call only with room.
     ///
     /// # Errors
-    /// The event cannot be routed, or the sink refuses it for good, and such events are not given up (P3). Nothing was
-    /// enqueued.
+    /// The event cannot be routed, or the sink refuses it, and such events are not given up (P3). Nothing was enqueued.
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
@@ -349,7 +319,10 @@ impl<S: Sink> Publisher<S> {
             id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
             max_attempts: rows.max_attempts(event, &self.setup.slot),
             context: rows.context.read(event),
-            ..InFlight::new(event.place, event.committed_at_us, event.xid)
+            place: event.place,
+            committed_at_us: event.committed_at_us,
+            xid: event.xid,
+            ..InFlight::default()
         };
         // A routed record borrows its router, and everything else is needed for it.
         let mut routers = std::mem::take(&mut self.routers);
@@ -416,8 +389,9 @@ impl<S: Sink> Publisher<S> {
                 known.parks = self.setup.parks(event);
                 self.give_up(known, OwnedRecord::of(record), &verdict)
             }
-            Decision::Park(behind) => {
-                let why = (behind == BlockedBy::Topic).then(|| {
+            Decision::Park => {
+                let is_behind = self.parking.is_blocked(event.outbox, record.key, &event.place);
+                let why = (!is_behind).then(|| {
                     let cause = format!("topic {} refuses records; this event was not tried", record.topic);
                     // It was not tried, and that costs it no try.
                     Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
@@ -427,17 +401,14 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// What becomes of an event with this record.
     fn decide(&mut self, event: &Event<'_>, known: &InFlight, record: &Record<'_>) -> Decision {
         let mut is_isolated = false;
         if let Some(id) = &known.id {
             if let Some(verdict) = self.quarantine.verdict(id) {
                 return Decision::GiveUp(verdict.clone());
             }
-            if self.parking.is_any()
-                && let Some(behind) = self.parking.behind(&id.row, &event.place, record)
-            {
-                return Decision::Park(behind);
+            if self.parking.is_any() && self.parking.must_park(&id.row, &event.place, record) {
+                return Decision::Park;
             }
             let retry = self.setup.delivery.retry.within(known.max_attempts);
             if let Some(error) = self.quarantine.topics.given_up(record.topic, |attempts| attempts > retry.attempts) {
@@ -454,9 +425,6 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Offers the pending record to the sink once more. No other record is offered before it (P2).
-    ///
-    /// # Errors
-    /// Those of [`Publisher::publish`].
     pub fn retry_pending(&mut self) -> Result<()> {
         let Some(mut pending) = self.pending.take() else { return Ok(()) };
         if let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) {
@@ -519,7 +487,6 @@ impl<S: Sink> Publisher<S> {
         Ok(bytes)
     }
 
-    /// The sink has the record of this event.
     fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
         if let Some(ticket) = event.ticket {
             self.ledger.set_event(ticket, event.needed());
@@ -546,7 +513,6 @@ impl<S: Sink> Publisher<S> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
         self.write_backs.note(self.ledger.delivered());
-        limit_attempts(&mut deliveries, &self.ledger);
         for delivery in &deliveries {
             match delivery {
                 Delivery::Acked(ticket) => {
@@ -649,8 +615,7 @@ impl<S: Sink> Publisher<S> {
         Ok(())
     }
 
-    /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of events in it; none
-    /// where there are no transactions.
+    /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of its events, if one is used.
     pub(super) fn committed(&mut self) -> Option<u64> {
         for event in std::mem::take(&mut self.transaction.uncommitted) {
             self.finish(&event);
@@ -671,12 +636,17 @@ impl<S: Sink> Publisher<S> {
     // Refusals: which event the broker refused, and what follows.
 
     /// What follows from `failure`, the first of these `deliveries`, where events are given up.
-    fn judge_refused(&mut self, deliveries: &[Delivery], failure: Error) -> Error {
+    fn judge_refused(&mut self, deliveries: &[Delivery], mut failure: Error) -> Error {
         let gives_up = self.setup.delivery.on_error != OnError::Stop;
         let refused = deliveries.iter().filter_map(|delivery| match delivery {
             Delivery::Failed(ticket, error) => Some((ticket, error)),
             Delivery::Acked(_) | Delivery::Refused(..) => None,
         });
+        // How often the topic may refuse it, where the row of the first event that it refused says so.
+        let topic = failure.topic();
+        let of_topic = refused.clone().filter(|(_, error)| topic.is_some() && error.topic() == topic);
+        let first = of_topic.map(|(ticket, _)| *ticket).min();
+        failure.max_attempts = first.and_then(|ticket| self.ledger.event(ticket)?.as_deref()?.max_attempts);
         let is_given_up = |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
         let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
         let Some((_, first)) = refused.first() else { return failure };
@@ -699,9 +669,6 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// The isolated event is refused, and given up.
-    ///
-    /// # Errors
-    /// It cannot be given up.
     #[cold]
     fn refused_isolated(&mut self, ticket: Ticket, error: Error) -> Result<()> {
         let known = self.ledger.event_mut(ticket);
@@ -719,9 +686,6 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Gives an event up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
-    ///
-    /// # Errors
-    /// Events are not given up, or this one cannot be.
     #[cold]
     fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
         if let Some(batches) = &mut self.batches {
@@ -828,7 +792,7 @@ impl<S: Sink> Publisher<S> {
         }
         if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
             let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
-            parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
+            parked.retry_in_ms = wait.map(millis);
         }
         let is_parked = self.parking.park(waiting_as(&parked));
         is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
@@ -839,32 +803,6 @@ impl<S: Sink> Publisher<S> {
     }
 }
 
-/// Says in each failure how often the first event that its topic refused may be tried.
-fn limit_attempts(deliveries: &mut [Delivery], ledger: &Ledger<Option<Box<InFlight>>>) {
-    let mut first: HashMap<String, Ticket> = HashMap::new();
-    for delivery in deliveries.iter() {
-        if let Delivery::Failed(ticket, error) = delivery
-            && let Some(topic) = error.topic()
-        {
-            let of = first.entry(topic.to_owned()).or_insert(*ticket);
-            *of = (*of).min(*ticket);
-        }
-    }
-    if first.is_empty() {
-        return;
-    }
-    for delivery in deliveries {
-        if let Delivery::Failed(_, error) = delivery
-            && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
-        {
-            let event = ledger.event(*ticket).and_then(Option::as_deref);
-            let max = event.and_then(|event| event.max_attempts);
-            error.max_attempts = max;
-        }
-    }
-}
-
-/// What follows where the dead-letter topic refuses a record.
 fn dead_letter_refused(error: &Error, topic: &str) -> Error {
     match error.kind().disposition() {
         Disposition::GiveUp => {}
@@ -878,11 +816,14 @@ fn dead_letter_refused(error: &Error, topic: &str) -> Error {
     ))
 }
 
-/// What is kept in memory of a parked event.
 fn waiting_as(event: &ParkedEvent) -> ParkedRef {
     let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
     ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+}
+
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// The trace of an event: of its column, else of its record's header.
@@ -901,7 +842,7 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
     /// Outboxes that were warned of: whoever writes such headers writes them into every row, and producers come and go.
     static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
     let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
-    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((slot.to_string(), outbox.clone())) {
+    if WARNED.lock().insert((slot.to_string(), outbox.clone())) {
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
         tracing::warn!(event = "header_omitted", %slot, outbox, %row, %header,
             "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \

@@ -65,7 +65,6 @@ fn bytes_of(record: &Record<'_>) -> usize {
     record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len)
 }
 
-/// What a topic refused.
 #[derive(Debug, Clone)]
 struct Refused {
     kind: Kind,
@@ -97,11 +96,10 @@ impl Refused {
 pub struct Quarantine {
     suspects: HashSet<EventId>,
     rejected: HashMap<EventId, Verdict>,
-    /// By topic, what it refused.
     refusals: HashMap<String, Vec<Refused>>,
     /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
     looking: bool,
-    in_vain: u64,
+    pub(super) in_vain: u64,
     /// How often something was learned of events.
     learned: u64,
     /// Events that were given up and may come again, and whether a dead letter is sent again: with nothing behind it.
@@ -127,14 +125,9 @@ impl Quarantine {
         }
     }
 
-    /// How often the size of a batch was refused, and of no record in it.
-    pub fn in_vain(&self) -> u64 {
-        self.in_vain
-    }
-
     /// How often something was learned of events or topics: with each time it takes fewer producers to know all.
     pub fn learned(&self) -> u64 {
-        self.learned + self.topics.learned()
+        self.learned + self.topics.learned
     }
 
     /// Why this event is given up, if it is.
@@ -226,8 +219,7 @@ impl Quarantine {
         true
     }
 
-    /// It cannot be taken, whatever comes with it. Said twice, it is its dead letter that cannot. Whether it is known from now on
-    /// what to do when it comes again.
+    /// It cannot be taken; said twice, its dead letter cannot. Whether it is known from now on what to do when it comes again.
     pub fn reject(&mut self, id: EventId, error: Error) -> bool {
         self.learned += 1;
         match self.rejected.get_mut(&id) {
@@ -258,8 +250,7 @@ const TRY: Duration = Duration::from_secs(60);
 /// Topics remembered: rows make them.
 const REFUSING_MAX: usize = 10_000;
 
-/// Topics that refuse whatever is sent to them: how often each did, when it is tried again, and for which of them events
-/// are given up.
+/// Topics that refuse whatever is sent: how often, when each is tried again, and for which of them events are given up.
 #[derive(Debug, Clone, Default)]
 pub struct Topics {
     /// Topics that refused a record and took none since.
@@ -267,14 +258,13 @@ pub struct Topics {
     /// Topics whose events are given up without a try, and for how long.
     given_up: HashMap<String, GivenUp>,
     /// How many took a record again from this producer.
-    taking: u64,
+    pub(super) taking: u64,
     /// How often a topic was given up.
     learned: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Refusing {
-    /// How often it refused in a row.
     tries: u32,
     last: Instant,
     /// Whether an event for it is tried again, however long it takes to come to that.
@@ -294,7 +284,6 @@ enum Window {
     Once,
     /// For so long from the first of them on: to come to it may take longer than that.
     For(Duration),
-    /// Until then.
     Until(Instant),
 }
 
@@ -332,25 +321,13 @@ impl Topics {
         self.taking += u64::from(self.refusing.remove(topic).is_some());
     }
 
-    /// How many topics that refused a record took one from this producer.
-    pub fn taking(&self) -> u64 {
-        self.taking
-    }
-
-    /// How often something was learned of a topic.
-    pub fn learned(&self) -> u64 {
-        self.learned
-    }
-
     /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
     pub fn give_up(&mut self, topic: &str, mut error: Error, lasting: Duration) {
-        let tries = self.refusing.get(topic).map_or(1, |of| of.tries);
-        error.attempts = tries;
+        error.attempts = self.refusing.get(topic).map_or(1, |of| of.tries);
         self.note(topic, GivenUp { error, spell: Window::For(lasting) });
     }
 
-    /// The next event for `topic` is given up for this reason; the table of parked events says what becomes of others.
-    /// Whether that is new.
+    /// The next event for `topic` is given up for this reason, and the table of parked events decides on others. Whether it is new.
     pub fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
         self.note(topic, GivenUp { error, spell: Window::Once })
     }
@@ -445,7 +422,7 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(quarantine.in_vain(), in_vain);
+            assert_eq!(quarantine.in_vain, in_vain);
         }
     }
 
@@ -468,23 +445,6 @@ mod tests {
         }
         quarantine.delivered(&row(1));
         assert_eq!(quarantine.verdict(&row(1)), None, "when it comes again, it is tried again");
-    }
-
-    #[test]
-    fn a_dead_letter_that_is_refused_for_anything_but_its_size_keeps_its_value() {
-        let mut quarantine = Quarantine::default();
-        quarantine.reject(row(1), error("large"));
-        for _ in 0..3 {
-            quarantine.begin();
-            let verdict = quarantine.verdict(&row(1)).unwrap().clone();
-            quarantine.give_up(&row(1), &verdict);
-            assert!(
-                !quarantine.refused(&row(1), None, &error("invalid")) && !quarantine.reject(row(1), error("invalid"))
-            );
-            assert!(!quarantine.verdict(&row(1)).unwrap().without_value);
-        }
-        assert!(quarantine.reject(row(1), Error::new(Kind::RecordTooLarge, "more than message.max.bytes")));
-        assert!(quarantine.verdict(&row(1)).unwrap().without_value);
     }
 
     #[test]
@@ -580,15 +540,15 @@ mod tests {
     fn a_topic_takes_records_again_once_for_each_time_it_refused() {
         let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(3, 1, SECOND));
         topics.took("orders");
-        assert_eq!(topics.taking(), 0);
+        assert_eq!(topics.taking, 0);
         topics.refused("orders", &retry, now, 0.0);
         topics.begin();
         assert_eq!((topics.refusing("orders").as_deref(), topics.refusing("mail")), (Some("orders"), None));
         topics.took("mail");
         topics.took("orders");
         topics.took("orders");
-        assert_eq!((topics.refusing("orders"), topics.taking()), (None, 1));
+        assert_eq!((topics.refusing("orders"), topics.taking), (None, 1));
         topics.begin();
-        assert_eq!(topics.taking(), 0);
+        assert_eq!(topics.taking, 0);
     }
 }

@@ -13,7 +13,6 @@ use crate::source::row_key::NEEDS_KEY;
 use crate::state::check::{Gap, SlotNow, gap, known};
 use crate::state::{CatchUp, Rows, Stored};
 
-/// Why the table is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TableReason {
     /// The slot does not have everything, or there is none.
@@ -28,15 +27,12 @@ pub(super) enum TableReason {
 pub(super) enum TableTask {
     /// Create the slot, and read these rows first.
     MakeSlot(Box<RecoveryPlan>),
-    /// Continue a read that was interrupted.
     GoOn,
-    /// Publish these rows again.
     Again(Vec<RowId>),
     /// Poll; why, in a few words.
     Poll(String),
 }
 
-/// The state of the slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SlotIs {
     Missing,
@@ -49,11 +45,9 @@ enum SlotIs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RecoveryPlan {
     pub(super) rows: Rows,
-    /// What is known to be published.
     pub(super) published: Option<Published>,
     /// Whether an interrupted read is finished first, so that nothing of it comes again.
     pub(super) finishes: bool,
-    /// Why, in a sentence.
     pub(super) cause: String,
     /// What the operator should know besides.
     pub(super) notes: Vec<String>,
@@ -70,9 +64,7 @@ pub(super) struct Found<'a> {
 }
 
 /// What to do about `slot`, given what is stored and how that fits (see [`crate::state::check::gap`]).
-///
-/// # Errors
-/// A person has to choose; the remedy lists the choices.
+/// Errors: a person has to choose; the remedy lists the choices.
 fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<RecoveryPlan> {
     let name = &config.source.slot;
     let found = match slot {
@@ -129,9 +121,7 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
 }
 
 /// What has to be done before the slot can be streamed; `fresh` is what is stored, as of this server.
-///
-/// # Errors
-/// [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the pre-flight checks say.
+/// Errors: [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the pre-flight checks say.
 pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<TableTask> {
     let Found { config, loaded, facts, slot, history } = found;
     let source = &config.source;
@@ -186,9 +176,7 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
 }
 
 /// What a poller continues from.
-///
-/// # Errors
-/// The table cannot be polled, or what is stored does not tell which of its rows were published.
+/// Errors: the table cannot be polled, or what is stored does not tell which of its rows were published.
 pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<Stored> {
     let Found { config, loaded, facts, slot, history } = found;
     if config.state.store == StoreKind::Slot {
@@ -283,7 +271,6 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
     }
 }
 
-/// The choices where a person has to choose.
 fn choices(config: &Config) -> Remedy {
     let first = match config.source.on_loss {
         OnLoss::Stop => {
@@ -347,9 +334,6 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
 }
 
 /// Whether a relay could read the rows of this table: those that a lost slot did not deliver, or where it polls, all.
-///
-/// # Errors
-/// Those of [`fits`], with what to do.
 pub(crate) fn can_be_read(facts: &TableFacts, outbox: &OutboxConfig, config: &Config, polls: bool) -> Result<()> {
     let task = if polls { TableTask::Poll(String::new()) } else { TableTask::GoOn };
     fits(facts, outbox, &task, config)

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::FusedFuture as _;
 use tokio::time::Instant;
 
 use crate::decode::Other;
@@ -41,14 +42,11 @@ enum Input {
     Shared(SharedInput),
     Job(Box<Done>),
     Socket(Result<Io>),
-    /// The socket has nothing more to read just now.
     Dry,
 }
 
 /// Relays through `session` until it, the producer or the relay ends.
-///
-/// # Errors
-/// Why the session ended. The pipeline stays usable for the next one unless the error is the producer's.
+/// Errors: why the session ended. The pipeline stays usable for the next one unless the error is the producer's.
 pub(super) async fn run(
     pipeline: &mut Pipeline<AnySink>,
     mut session: Session,
@@ -61,7 +59,7 @@ pub(super) async fn run(
     let mut this = ReplicationLoop {
         shared: SharedLoop::new(&mut pipeline.publisher, &session.control, marker, known, epoch, process),
         statistics: Statistics {
-            ignored: pipeline.ignored(),
+            ignored: pipeline.assembler.ignored(),
             confirmed: pipeline.confirmable(),
             ..Statistics::default()
         },
@@ -119,10 +117,6 @@ struct Statistics {
     confirmed: Lsn,
     /// The LSN that the server was last told to be confirmed.
     told: Lsn,
-    received_bytes: u64,
-    received_messages: u64,
-    keepalives: u64,
-    status_updates: u64,
     server_wal_end: Lsn,
     oldest: OldestTransaction,
 }
@@ -139,7 +133,7 @@ impl ReplicationLoop<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            let rest = self.session.stream.rests_until(now, self.pipeline.publisher.counts().assembled);
+            let rest = self.session.stream.pacer.rests_until(now, self.pipeline.publisher.counts().assembled);
             let follows = self.session.stream.has_more || gathers || rest.is_some();
             self.pipeline.look(now - self.shared.epoch, follows);
             self.begin_jobs(now);
@@ -179,9 +173,9 @@ impl ReplicationLoop<'_> {
             if !self.pipeline.publisher.has_room() {
                 return Ok(());
             }
-            let Some(message) = wal.next(self.pipeline.open_transaction())? else { return Ok(()) };
+            let Some(message) = wal.next(self.pipeline.assembler.open_transaction())? else { return Ok(()) };
             failpoint::reached("received");
-            self.statistics.received_messages += 1;
+            self.shared.process.telemetry.metrics.received_messages.inc();
             match message {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
                     *noticed = None;
@@ -191,7 +185,7 @@ impl ReplicationLoop<'_> {
                     }
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
-                    self.statistics.keepalives += 1;
+                    self.shared.process.telemetry.metrics.keepalives.inc();
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     self.pipeline.keepalive(wal_end);
                     if reply_requested {
@@ -232,7 +226,7 @@ impl ReplicationLoop<'_> {
         }
         let (config, publisher) = (self.shared.process.config, &mut self.pipeline.publisher);
         self.shared.begin_write_back(publisher, usize::MAX);
-        if !is_leaving && !publisher.write_backs.is_refused() {
+        if !is_leaving && !publisher.write_backs.refused {
             self.shared.retrying.begin_due(publisher, now);
         }
         self.jobs.begin_tail(config, || publisher.before.as_ref()?.unread());
@@ -252,9 +246,7 @@ impl ReplicationLoop<'_> {
     }
 
     /// Answers the server where that is due, and says when to look again.
-    ///
-    /// # Errors
-    /// The server fell silent (P5).
+    /// Errors: the server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
         let (reads, confirmed) = (self.reads(), self.pipeline.confirmable());
         let StreamReader { wal, feedback, .. } = &mut self.session.stream;
@@ -262,7 +254,7 @@ impl ReplicationLoop<'_> {
         if let Some(until) = wal.answer(feedback, now, confirmed)? {
             return Ok(until);
         }
-        self.statistics.status_updates += 1;
+        self.shared.process.telemetry.metrics.status_updates.inc();
         self.statistics.told = confirmed;
         if let Some(batches) = &mut self.pipeline.publisher.batches {
             batches.confirmed(confirmed);
@@ -270,7 +262,6 @@ impl ReplicationLoop<'_> {
         Ok(now)
     }
 
-    /// Whether more may be read (P4).
     fn reads(&self) -> bool {
         self.shared.leaving.is_none() && self.pipeline.publisher.has_room()
     }
@@ -314,7 +305,7 @@ impl ReplicationLoop<'_> {
             Input::Shared(input) => self.shared.handle(input, &mut self.pipeline.publisher)?,
             Input::Job(done) => self.job_done(*done).await?,
             Input::Socket(Ok(io)) => {
-                self.statistics.received_bytes += io.received_bytes as u64;
+                self.shared.process.telemetry.metrics.received_bytes.inc_by(io.received_bytes as u64);
                 self.session.stream.was_read(io, self.pipeline.publisher.counts().assembled);
             }
             Input::Socket(Err(error)) => return Err(self.last_read(error)),
@@ -349,7 +340,7 @@ impl ReplicationLoop<'_> {
 
     async fn stored(&mut self, store: AnyStore, position: Position, result: Result<()>) -> Result<()> {
         let took = store.took;
-        self.session.store = Some(store);
+        self.session.start.store = Some(store);
         if let Err(error) = result {
             let error = Box::pin(self.why_not_stored(error)).await;
             if error.kind().halts() {
@@ -382,7 +373,7 @@ impl ReplicationLoop<'_> {
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
         if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
-            self.pipeline.store_abandoned();
+            self.pipeline.confirm.abandoned();
         } else if let Some(position) = then_store {
             self.begin_store(position);
         }
@@ -393,7 +384,7 @@ impl ReplicationLoop<'_> {
         if let Some(batches) = &mut self.pipeline.publisher.batches {
             batches.seal();
         }
-        self.pipeline.publisher.transaction.commit_begun();
+        self.pipeline.publisher.transaction.committing = true;
         let published = self.pipeline.trail.published(&position).cloned();
         self.jobs.begin_store(&mut self.session, position, published);
     }
@@ -422,7 +413,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn tail_read(&mut self, topic: &str, tail: Option<Tail>, result: Result<()>) {
-        let (slot, records) = (&self.shared.process.config.source.slot, tail.as_ref().map_or(0, Tail::count));
+        let (slot, records) = (&self.shared.process.config.source.slot, tail.as_ref().map_or(0, |tail| tail.count));
         tracing::debug!(%slot, topic, records, "looked for what was published before");
         if let Err(error) = &result {
             let fix = error.what_to_do();
@@ -473,7 +464,7 @@ impl ReplicationLoop<'_> {
             Verdict::Within | Verdict::GiveUp => None,
         });
         // Without that, nobody would know what was published.
-        let stored = self.pipeline.stored_position();
+        let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
             && self.shared.leaving.is_none()
             && self.session.may_give_up
@@ -517,19 +508,17 @@ impl ReplicationLoop<'_> {
     fn has_left_over(&self) -> bool {
         let only_keepalives = matches!(self.pipeline.due(self.shared.epoch.elapsed(), true), Due::Idle(_));
         !(self.pipeline.is_settled()
-            || self.pipeline.publisher.write_backs.is_refused() && self.pipeline.is_stored_as_far_as_written_back()
+            || self.pipeline.publisher.write_backs.refused && self.pipeline.is_stored_as_far_as_written_back()
             || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
     fn may_look(&self) -> bool {
-        !self.shared.control.is_over() && !self.catalog_unsound
+        !self.shared.control.is_terminated() && !self.catalog_unsound
     }
 
     /// Ends intake where `error` halts. Earlier events are acked, stored and confirmed before the relay stops (P3).
-    ///
-    /// # Errors
-    /// `error` itself, where it heals or where there is nothing to wait for.
+    /// Errors: `error` itself, where it heals or where there is nothing to wait for.
     fn halt(&mut self, error: Error) -> Result<()> {
         if !error.kind().halts() {
             return Err(error);
@@ -545,15 +534,10 @@ impl ReplicationLoop<'_> {
         self.shared.leave(&mut self.pipeline.publisher, grace, with);
     }
 
-    /// Updates metrics and health.
     fn report(&mut self, now: Instant) {
         let (pipeline, statistics) = (&mut *self.pipeline, &mut self.statistics);
         let metrics = &self.shared.process.telemetry.metrics;
-        metrics.received_bytes.inc_by(std::mem::take(&mut statistics.received_bytes));
-        metrics.received_messages.inc_by(std::mem::take(&mut statistics.received_messages));
-        metrics.keepalives.inc_by(std::mem::take(&mut statistics.keepalives));
-        metrics.status_updates.inc_by(std::mem::take(&mut statistics.status_updates));
-        let ignored = pipeline.ignored();
+        let ignored = pipeline.assembler.ignored();
         let before = std::mem::replace(&mut statistics.ignored, ignored);
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(before.updates));
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
@@ -561,7 +545,7 @@ impl ReplicationLoop<'_> {
         metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(before.messages));
         metrics.received_lsn.set(self.session.stream.wal.received());
         metrics.server_wal_end_lsn.set(statistics.server_wal_end);
-        metrics.stored_lsn.set(pipeline.stored_position().end_lsn);
+        metrics.stored_lsn.set(pipeline.confirm.stored_position().end_lsn);
         if !statistics.told.is_zero() {
             metrics.confirmed_lsn.set(statistics.told);
         }

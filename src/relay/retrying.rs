@@ -10,13 +10,13 @@
 
 mod producer;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
@@ -25,7 +25,7 @@ use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;
 use crate::relay::parked_index::{Retry, RetryMemory, RetryReport};
-use crate::relay::publisher::Publisher;
+use crate::relay::publisher::{Publisher, millis};
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::stop::Stop;
 use crate::relay::store::Known;
@@ -53,13 +53,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const HEADS_MAX: i64 = 200;
 /// Events sent before their acks are waited for.
 const BATCH_EVENTS: i64 = 200;
-/// One event is this many times in memory on its way: as it comes from Postgres, as it was parked, as a record, and as
-/// librdkafka's copy of that.
+/// One event is this many times in memory: from Postgres, as it was parked, as a record, and as librdkafka's copy.
 const COPIES: usize = 4;
 /// So long of a pass may go to aggregates that were blocked before, and so long to requested drops.
 const LONG: Duration = Duration::from_secs(5);
 
-/// The passes, one at a time.
 #[derive(Debug)]
 pub(super) struct Retrying {
     shared: Arc<Shared>,
@@ -75,16 +73,9 @@ pub(super) struct Retrying {
 #[derive(Debug)]
 struct Running {
     reports: UnboundedReceiver<RetryReport>,
-    ended: JoinHandle<(Summary, Result<()>)>,
+    ended: JoinSet<(Summary, Result<()>)>,
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.ended.abort();
-    }
-}
-
-/// What a pass came to.
 #[derive(Debug, Default)]
 struct Summary {
     sent: u64,
@@ -121,7 +112,7 @@ impl Retrying {
         }
         if !publisher.parking.is_any() {
             if std::mem::take(&mut self.is_used) {
-                *self.shared.memory() = RetryMemory::default();
+                *self.shared.known.tried.lock() = RetryMemory::default();
                 if let Ok(mut session) = self.shared.session.try_lock() {
                     *session = None;
                 }
@@ -134,12 +125,12 @@ impl Retrying {
             publisher.begin_look();
         }
         let (shared, (to, reports)) = (Arc::clone(&self.shared), unbounded_channel());
-        let ended = tokio::spawn(async move {
+        let pass = async move {
             let mut summary = Summary::default();
             let ended = shared.pass(&mut summary, reloads, to).await;
             (summary, ended)
-        });
-        self.pass = Some(Running { reports, ended });
+        };
+        self.pass = Some(Running { reports, ended: JoinSet::from_iter([pass]) });
     }
 
     /// The session ends, and slot or lease are still ours: the pass gets a moment for what it is at, and there is no other.
@@ -160,9 +151,8 @@ impl Retrying {
     /// The session ends, and slot or lease may be another's.
     pub(super) async fn give_up(&mut self) {
         if let Some(mut pass) = self.pass.take() {
-            pass.ended.abort();
-            // From here on it sends nothing. What it has sent to Postgres may still be committed: a reload finds that out.
-            drop((&mut pass.ended).await);
+            // From then on it sends nothing. What it has sent to Postgres may still be committed: a reload finds that out.
+            pass.ended.shutdown().await;
         }
     }
 
@@ -181,9 +171,11 @@ impl Retrying {
             }
             return report;
         }
-        let ended = (&mut pass.ended).await;
+        let ended = pass.ended.join_next().await;
         self.pass = None;
-        self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
+        if let Some(ended) = ended {
+            self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
+        }
         RetryReport::default()
     }
 
@@ -215,7 +207,6 @@ impl Retrying {
     }
 }
 
-/// What passes share.
 #[derive(Debug)]
 struct Shared {
     config: Config,
@@ -228,7 +219,7 @@ struct Shared {
 
 impl Shared {
     async fn pass(&self, summary: &mut Summary, reloads: bool, to: UnboundedSender<RetryReport>) -> Result<()> {
-        let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
+        let Some(stored) = self.known.stored.borrow().clone() else { return Ok(()) };
         let mut session = self.session.lock().await;
         let marker = match session.take().filter(|marker| !marker.is_closed()) {
             Some(marker) => marker,
@@ -248,13 +239,8 @@ impl Shared {
         ended
     }
 
-    /// What this process remembers. Never held across an await.
-    fn memory(&self) -> MutexGuard<'_, RetryMemory> {
-        self.known.tried.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_acked(&self, held: &ParkedRow) -> bool {
-        self.memory().is_acked(held.id, held.event.place)
+        self.known.tried.lock().is_acked(held.id, held.event.place)
     }
 }
 
@@ -267,7 +253,6 @@ struct RetryRun<'a> {
     summary: &'a mut Summary,
 }
 
-/// A fault.
 #[derive(Debug)]
 enum Trouble {
     /// Of one aggregate: what was done, and the row where it is known.
@@ -291,10 +276,6 @@ fn unreadable() -> Remedy {
 }
 
 impl RetryRun<'_> {
-    /// Does what was asked and tries what is due.
-    ///
-    /// # Errors
-    /// What concerns all: Kafka, or the session.
     async fn all(&mut self, producer: &mut RetryProducer<'_>, reloads: bool) -> Result<()> {
         if reloads {
             let table = Some(self.marker.waiting().await?);
@@ -306,19 +287,19 @@ impl RetryRun<'_> {
             self.drop_asked(Instant::now() + LONG).await?;
             self.ask_for_pending().await?;
             // Who has repaired a topic and asks for a retry wants one.
-            producer.forget_refusals();
+            producer.refusing.clear();
             let (looks, sent) = (Instant::now(), self.summary.sent);
             let mut looked = looks;
-            let paused = self.shared.memory().paused(looks);
+            let paused = self.shared.known.tried.lock().paused(looks);
             let mut due = self.marker.due(HEADS_MAX, &paused).await?;
             self.summary.looked = looks.elapsed();
             // Aggregates that were blocked come last: they may take their time again.
-            due.sort_by_cached_key(|head| self.shared.memory().was_blocked(head.id));
+            due.sort_by_cached_key(|head| self.shared.known.tried.lock().was_blocked(head.id));
             for mut head in due {
                 if self.shared.ends.load(Ordering::Relaxed) {
                     return Ok(());
                 }
-                if began.elapsed() > LONG && self.shared.memory().was_blocked(head.id) {
+                if began.elapsed() > LONG && self.shared.known.tried.lock().was_blocked(head.id) {
                     break;
                 }
                 // An attempt may take long, and whoever asks for a drop waits for it.
@@ -335,7 +316,7 @@ impl RetryRun<'_> {
             if self.summary.sent == sent || began.elapsed() > LONG {
                 return Ok(());
             }
-            match &*self.shared.known.borrow() {
+            match &*self.shared.known.stored.borrow() {
                 Some(newest) => self.stored.clone_from(newest),
                 // Slot or lease is ours no more.
                 None => return Ok(()),
@@ -346,7 +327,7 @@ impl RetryRun<'_> {
     /// Drops what an operator asked to drop; the rows count as given up. There may be much of it.
     async fn drop_asked(&mut self, until: Instant) -> Result<()> {
         loop {
-            let paused = self.shared.memory().paused(Instant::now());
+            let paused = self.shared.known.tried.lock().paused(Instant::now());
             let dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
             if dropped.is_empty() {
                 return Ok(());
@@ -389,7 +370,7 @@ impl RetryRun<'_> {
         batch.unparked.push(*id);
         let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
         // It was delivered before somebody asked.
-        let is_acked = self.shared.memory().is_acked(*id, waiting.place);
+        let is_acked = self.shared.known.tried.lock().is_acked(*id, waiting.place);
         if outbox.upkeep.mark_failed.is_some() && !is_acked {
             batch.failed.push((waiting.row.clone(), failure.clone()));
         } else if outbox.upkeep.writes() {
@@ -399,7 +380,7 @@ impl RetryRun<'_> {
 
     /// Logged before it is done: whatever ends this process, none goes without a line.
     fn log_drop(&self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
-        if !self.shared.memory().was_blocked(*id) {
+        if !self.shared.known.tried.lock().was_blocked(*id) {
             let (slot, outbox) = (&self.shared.config.source.slot, self.outbox_of(waiting.row.outbox));
             let (row, place, class, cause) =
                 (Shown::of(waiting.row.id()), waiting.place, failure.class, &failure.cause);
@@ -411,7 +392,7 @@ impl RetryRun<'_> {
     /// These are parked no longer, which `counter` counts. Gives how many they are.
     fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &AtomicU64) -> u64 {
         let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
-        ids.iter().for_each(|id| self.shared.memory().written(*id));
+        ids.iter().for_each(|id| self.shared.known.tried.lock().written(*id));
         let count = ids.len() as u64;
         counter.fetch_add(count, Ordering::Relaxed);
         self.report(RetryReport { released, ..RetryReport::default() });
@@ -423,12 +404,12 @@ impl RetryRun<'_> {
         let slot = &self.shared.config.source.slot;
         for outbox in self.marker.asked_by_pending() {
             let search = Retry::Pending(outbox.to_owned());
-            if self.shared.memory().is_paused(&search, Instant::now()) {
+            if self.shared.known.tried.lock().is_paused(&search, Instant::now()) {
                 continue;
             }
             match self.marker.ask_for_pending(outbox).await {
                 Ok(asked) => {
-                    self.shared.memory().unblock(&search);
+                    self.shared.known.tried.lock().unblock(&search);
                     if asked > 0 {
                         tracing::info!(event = "parked_retries_requested", %slot, outbox, events = asked,
                             "rows of parked events are pending again; retrying the events");
@@ -436,7 +417,7 @@ impl RetryRun<'_> {
                 }
                 Err(error) => {
                     self.marker.answers().await?;
-                    let (pause, is_new) = self.shared.memory().block(search, Instant::now(), true);
+                    let (pause, is_new) = self.shared.known.tried.lock().block(search, Instant::now(), true);
                     if is_new {
                         tracing::warn!(event = "parked_search_failed", %slot, outbox, %error, fix = error.what_to_do(),
                             pause_ms = millis(pause),
@@ -448,18 +429,15 @@ impl RetryRun<'_> {
         Ok(())
     }
 
-    /// The table of an outbox, for the log.
     fn outbox_of(&self, outbox: usize) -> String {
         self.shared.config.outboxes.get(outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default()
     }
 
     /// A fault blocks an aggregate: it is retried after a pause.
-    ///
-    /// # Errors
-    /// The fault is not of this aggregate alone.
+    /// Errors: the fault is not of this aggregate alone.
     async fn blocked(&self, head: &AggregateHead, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) = self.shared.memory().block(Retry::Event(head.id), Instant::now(), !is_whole);
+        let (pause, is_new) = self.shared.known.tried.lock().block(Retry::Event(head.id), Instant::now(), !is_whole);
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
@@ -478,8 +456,7 @@ impl RetryRun<'_> {
         Ok(())
     }
 
-    /// Sends the events of an aggregate from its first on, in their order, until one fails or none is left. `head` is the
-    /// first that is not done.
+    /// Sends the events of an aggregate in their order, until one fails or none is left. `head` is the first that is not done.
     async fn aggregate(&mut self, producer: &mut RetryProducer<'_>, head: &mut AggregateHead) -> Result<(), Trouble> {
         // The first one alone: a batch is refused as a whole.
         let (mut alone, mut is_row) = (true, true);
@@ -503,7 +480,7 @@ impl RetryRun<'_> {
                     sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
                 done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
                 for (held, _) in held.iter().zip(acked).filter(|(_, acked)| *acked) {
-                    self.shared.memory().acked(held.id, held.event.place);
+                    self.shared.known.tried.lock().acked(held.id, held.event.place);
                 }
                 self.report(RetryReport { accepting, ..RetryReport::default() });
                 failpoint::reached("retried");
@@ -549,8 +526,7 @@ impl RetryRun<'_> {
         Ok(held)
     }
 
-    /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
-    /// is not.
+    /// Writes down that these were delivered, one by one where that fails at once. `head` is the first of which it is not.
     async fn write(&mut self, head: &mut AggregateHead, events: &[ParkedRow]) -> Result<(), Trouble> {
         let entry = |held: &ParkedRow| {
             let ParkedEvent { row, place, key, .. } = &held.event;
@@ -607,13 +583,9 @@ impl RetryRun<'_> {
         let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         settled.map_err(|error| Trouble::of("noting that it failed again", row, error))?;
-        self.shared.memory().written(held.id);
+        self.shared.known.tried.lock().written(held.id);
         Ok(())
     }
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Whether an event is behind the stored position: it does not come again, and so not behind those that were parked later.
@@ -635,11 +607,11 @@ mod tests {
         let config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
         let mut retrying = Retrying::new(&config, &Known::default(), None);
         let (to, reports) = unbounded_channel();
-        let ended = tokio::spawn(async move {
+        let pass = async move {
             let _to: UnboundedSender<RetryReport> = to;
             std::future::pending().await
-        });
-        retrying.pass = Some(Running { reports, ended });
+        };
+        retrying.pass = Some(Running { reports, ended: JoinSet::from_iter([pass]) });
         let began = Instant::now();
         retrying.finish(Stop::Drain).await;
         assert!(began.elapsed() <= Duration::from_secs(1), "{:?}", began.elapsed());

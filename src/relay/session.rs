@@ -2,8 +2,7 @@
 //!
 //! The order is load-bearing. First the slot, owned by streaming from it, or the lease on the table: it decides which relay may
 //! be at work. Then the producer, which with exactly-once fences that of the relay before and aborts its transaction. *Then*
-//! the stored position, which nobody else can change any more. Read before that, it could be the position of a relay that
-//! continued, and its events would come twice.
+//! the stored position, which nobody can change any more. Read before, it could be that of a relay that continued: duplicates.
 //!
 //! With exactly-once the committed position is exact. The tails of topics say nothing beyond it: they have records of aborted
 //! transactions, and to skip events because of those would lose them.
@@ -27,12 +26,11 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::recovery::{Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog};
-use crate::relay::shared_loop::control_lost;
-use crate::relay::store::{AnyStore, Known, read_position};
+use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, SinkHandle, Transactional};
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, Pending, WalPosition, Watched, timeline};
+use crate::source::control::{Control, WalPosition, timeline};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::{Status, WalStream};
@@ -41,38 +39,23 @@ use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::{ParkedRef, none_left_behind, still_none_left_behind};
 
-/// How soon Kafka is asked again where it cannot be reached.
-const RETRY: Duration = Duration::from_secs(1);
-/// Pending rows that are looked at in one go.
-const PENDING_ROWS_MAX: usize = 500;
-
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
     pub(super) stream: StreamReader,
-    /// The plain SQL session beside it.
     pub(super) control: Control,
-    pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
     pub(super) fingerprints: Vec<Fingerprint>,
     /// The base types of domains, as they were before the first byte.
     pub(super) base_types: BaseTypes,
-    /// Outboxes by the OIDs of their tables.
     pub(super) table_oids: HashMap<u32, usize>,
     /// A table has lost a column: what to stop with once everything up to here was taken in.
     pub(super) vanished: Option<(Lsn, Error)>,
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
-    /// The parked events.
-    pub(super) waiting: Vec<ParkedRef>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
     pub(super) walsender_pid: i32,
-    /// The end of the log when the slot was ours.
-    pub(super) wal_end: Lsn,
-    /// This session's own producer, where it has one.
-    pub(super) sink: Option<AnySink>,
-    /// What is stored at the start, and goes with every stored position.
-    pub(super) identity: Stored,
+    pub(super) start: Start,
 }
 
 /// The result of a look at server and slot.
@@ -113,7 +96,7 @@ impl Session {
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let control = Control::start(sql, watched(config)).await?;
+        let control = Control::start(sql, config).await?;
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let (server, history) = identify(&mut wal).await?;
@@ -134,18 +117,14 @@ impl Session {
         let session = Session {
             stream: StreamReader::new(stream, source.wal_sender_timeout),
             control,
-            store: Some(start.store),
             table_oids: facts.table_oids(&config.outboxes),
             fingerprints,
             base_types: BaseTypes::new(facts.base_types(), facts.wal_end),
             vanished: vanished.map(|error| (start.wal_end, error)),
             marker: marker.map(Arc::new),
-            waiting: start.waiting,
             may_give_up: source.give_up_over_budget && start.had_whole_table,
             walsender_pid,
-            wal_end: start.wal_end,
-            sink: start.sink,
-            identity: start.identity,
+            start,
         };
         Ok(Opened::Stream(Box::new(session)))
     }
@@ -153,16 +132,16 @@ impl Session {
     /// Rows of this outbox's table do not stay in it: that is logged, and stored with each position.
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
         let table = of.source.table().map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(event = "rows_deleted_early", slot = %self.identity.slot, table,
+        tracing::warn!(event = "rows_deleted_early", slot = %self.start.identity.slot, table,
             "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it");
-        let known = std::mem::take(&mut self.identity.stream_only);
-        self.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
+        let known = std::mem::take(&mut self.start.identity.stream_only);
+        self.start.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }
 
     /// Rows of this outbox's table do stay in it.
     pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
         let oid = self.table_oid(of);
-        self.identity.stream_only.retain(|known| Some(*known) != oid);
+        self.start.identity.stream_only.retain(|known| Some(*known) != oid);
     }
 
     fn table_oid(&self, of: &OutboxConfig) -> Option<u32> {
@@ -172,7 +151,7 @@ impl Session {
 
     /// What to store for `position`, at which `published` is known of the tables.
     pub(super) fn stored_at(&self, position: Position, published: Option<Published>) -> Stored {
-        Stored { position, published, ..self.identity.clone() }
+        Stored { position, published, ..self.start.identity.clone() }
     }
 }
 
@@ -187,13 +166,15 @@ struct Owned<'a> {
     marker: Option<&'a Marker>,
 }
 
-/// Where a stream continues.
-struct Start {
-    store: AnyStore,
-    sink: Option<AnySink>,
-    identity: Stored,
-    wal_end: Lsn,
-    waiting: Vec<ParkedRef>,
+pub(super) struct Start {
+    pub(super) store: Option<AnyStore>,
+    /// This session's own producer, where it has one.
+    pub(super) sink: Option<AnySink>,
+    /// What is stored at the start, and goes with every stored position.
+    pub(super) identity: Stored,
+    /// The end of the log when the slot was ours.
+    pub(super) wal_end: Lsn,
+    pub(super) waiting: Vec<ParkedRef>,
     /// Whether no table was known from which rows vanish right after they are written.
     had_whole_table: bool,
 }
@@ -224,7 +205,7 @@ impl Owned<'_> {
             catch_up: None,
             ..identity(server, slot, loaded.as_ref())
         };
-        known.send_replace(Some(identity.clone()));
+        known.stored.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.
             store.store(&identity).await?;
@@ -238,7 +219,7 @@ impl Owned<'_> {
             None => still_none_left_behind(config).await.map(|()| Vec::new())?,
         };
         let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
-        Ok(Some(Start { store, sink, identity, wal_end: now.wal_end, waiting, had_whole_table }))
+        Ok(Some(Start { store: Some(store), sink, identity, wal_end: now.wal_end, waiting, had_whole_table }))
     }
 }
 
@@ -250,7 +231,6 @@ pub(super) struct Lease {
     /// What is stored, with the server, publication and tables as they are now.
     pub(super) stored: Stored,
     pub(super) task: TableTask,
-    /// A notification says that there are new rows.
     pub(super) notified: Arc<Notify>,
     pub(super) facts: Facts,
     /// A producer that came with the lease, where it is not to outlive it.
@@ -259,10 +239,8 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Takes the lease, and finds out what is to be done.
-    ///
-    /// # Errors
-    /// [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now: both
-    /// heal. What [`slot_task`] and [`polled`] say, and the sessions.
+    /// Errors: [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now:
+    /// both heal. What [`slot_task`] and [`polled`] say, and the sessions.
     pub(super) async fn take(
         config: &Config,
         producer: Option<SinkHandle>,
@@ -283,7 +261,7 @@ impl Lease {
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
-        let control = Control::start(sql, watched(config)).await?;
+        let control = Control::start(sql, config).await?;
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let (store, loaded) = read_position(config, producer, &control, known).await?;
@@ -330,7 +308,6 @@ async fn connect(config: &Config) -> Result<SqlSession> {
     SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
 }
 
-/// The server that answers, and its timelines.
 async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
     let server = wal.identify_system().await?;
     let history = wal.timeline_history(server.timeline).await?;
@@ -362,9 +339,6 @@ async fn identify_by_any(
 
 /// The producer that outlives sessions, as it was `given`, or one of this session's own, which has fenced all before it.
 /// Call only with slot or lease. Waits for Kafka for as long as it takes.
-///
-/// # Errors
-/// Those of [`AnySink::transactional`] that do not heal.
 async fn own(
     config: &Config,
     given: Option<SinkHandle>,
@@ -378,23 +352,13 @@ async fn own(
     let transactions = transactions.ok_or_else(|| Error::new(Kind::Bug, "a session without a producer"))?;
     let id = transactions.transactional_id(system_identifier, slot.as_str());
     let of = Transactional { id, timeout: transactions.timeout };
-    let mut told = false;
-    loop {
-        match AnySink::transactional(config, &of).await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable => {
-                if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(event = "kafka_transactions_awaited", %slot, %error,
-                        "Kafka transactions are not available yet; holding the slot until they are");
-                }
-                tokio::time::sleep(RETRY).await;
-            }
-            made => {
-                let sink = made?;
-                tracing::debug!(%slot, id = of.id, "older producers are fenced");
-                return Ok((sink.handle(), Some(sink)));
-            }
-        }
-    }
+    let tell = |error: &Error| {
+        tracing::warn!(event = "kafka_transactions_awaited", %slot, %error,
+            "Kafka transactions are not available yet; holding the slot until they are");
+    };
+    let sink = once_reachable(|| AnySink::transactional(config, &of), tell).await?;
+    tracing::debug!(%slot, id = of.id, "older producers are fenced");
+    Ok((sink.handle(), Some(sink)))
 }
 
 /// What is stored by this server, slot and publication, with the progress that was `loaded`.
@@ -431,27 +395,6 @@ fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
     facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
 }
 
-fn watched(config: &Config) -> Watched {
-    Watched {
-        slot: config.source.slot.clone(),
-        publication: config.source.publication.clone(),
-        tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
-        pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
-        silence: config.source.wal_sender_timeout,
-    }
-}
-
-fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
-    let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
-    Some(Pending {
-        outbox,
-        table,
-        key_columns: of.key_columns().cloned().collect(),
-        condition,
-        rows_max: PENDING_ROWS_MAX,
-    })
-}
-
 fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -462,7 +405,6 @@ fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
-/// Why a relay polls the table, if it does.
 pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<String> {
     match source.mode {
         Mode::Slot => None,
@@ -476,9 +418,6 @@ pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<Stri
 }
 
 /// Why the table has to be read first, or `instead`, as far as server and slot tell.
-///
-/// # Errors
-/// The server cannot have a slot.
 fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
     if let Some(why) = instead.map(str::to_owned).or_else(|| polls_because(&config.source, facts)) {
         return Ok(Some(TableReason::Poll(why)));
@@ -506,9 +445,6 @@ pub(crate) fn makes_slot(config: &Config, facts: &Facts) -> bool {
 
 /// What a relay that starts now makes of slot and stored position. Changes nothing. Load the position after `facts` were
 /// read: a relay that works has stored it before it confirms.
-///
-/// # Errors
-/// Those with which the relay would stop.
 pub(crate) async fn start_from(
     config: &Config,
     client: &Client,
@@ -565,9 +501,7 @@ fn needs_table(
 }
 
 /// Warns where the tables could not be polled.
-///
-/// # Errors
-/// They could not, and the slot is to be dropped over its limit.
+/// Errors: they could not, and the slot is to be dropped over its limit.
 async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
@@ -596,7 +530,7 @@ async fn keep_alive<T>(
         tokio::select! {
             biased;
             done = &mut work => return done,
-            end = control.closed() => return Err(control_lost(end)),
+            end = control.closed() => return Err(end.into()),
             _ = tick.tick() => {
                 // Nothing is confirmed before it is known where delivery goes on.
                 stream.queue_status(Status { received: Lsn::ZERO, confirmed: Lsn::ZERO, reply_requested: false });

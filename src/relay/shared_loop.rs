@@ -16,6 +16,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::Fuse;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -43,13 +45,11 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often events are counted by topic, of which there may be thousands, where pages are served.
 const FLOWS_INTERVAL: Duration = Duration::from_secs(1);
 /// How soon a record is offered again to a full sink if no delivery comes first.
-pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// How many topics the status page shows.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 const TOPICS_MAX: usize = 12;
 /// How long a transaction may be open before the relay warns of it.
 const LONG_OPEN_SECONDS: i64 = 60;
 
-/// What the parts of a running relay share.
 #[derive(Clone)]
 pub(super) struct Process<'a> {
     pub(super) config: &'a Config,
@@ -86,24 +86,20 @@ pub(super) enum SharedInput {
     Stop,
     Clock,
     Deliveries,
-    /// A batch of rows was marked or deleted.
     WrittenBack(Result<()>),
-    /// Parked events were retried.
     Retried(RetryReport),
-    /// The SQL session ended.
     Control(ControlEnd),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
     Kafka(Result<Connection>),
 }
 
-/// See the module's documentation.
 pub(super) struct SharedLoop<'a> {
     pub(super) process: Process<'a>,
     /// The session that holds the slot's or the table's lease.
-    pub(super) control: ControlWatch,
+    pub(super) control: Fuse<Job<ControlEnd>>,
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
-    writing_back: Option<Job<Result<()>>>,
+    writing_back: Fuse<Job<Result<()>>>,
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
     stop_heard: bool,
@@ -129,10 +125,10 @@ impl<'a> SharedLoop<'a> {
         }
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         SharedLoop {
-            control: ControlWatch::new(control),
+            control: fused(control.closed()),
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
             marker,
-            writing_back: None,
+            writing_back: Fuse::terminated(),
             retrying: Retrying::new(config, known, Some(watchdog.beside())),
             leaving: None,
             stop_heard: false,
@@ -158,9 +154,9 @@ impl<'a> SharedLoop<'a> {
             () = self.process.stop.at_least(next_stop) => SharedInput::Stop,
             () = tokio::time::sleep_until(wake) => SharedInput::Clock,
             () = publisher.receive_deliveries(), if delivers => SharedInput::Deliveries,
-            done = end_of(&mut self.writing_back) => SharedInput::WrittenBack(done),
+            done = &mut self.writing_back => SharedInput::WrittenBack(done),
             tried = self.retrying.next(), if retries => SharedInput::Retried(tried),
-            end = self.control.ended() => SharedInput::Control(end),
+            end = &mut self.control => SharedInput::Control(end),
             answers = self.kafka.changed() => SharedInput::Kafka(answers),
         }
     }
@@ -177,7 +173,6 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Clock => {}
             SharedInput::Deliveries => publisher.delivered()?,
             SharedInput::WrittenBack(done) => {
-                self.writing_back = None;
                 match &done {
                     Ok(()) => telemetry.metrics.written_back(publisher.write_backs.finish()),
                     // Nothing is marked any more, and nothing waits for a mark.
@@ -194,7 +189,7 @@ impl<'a> SharedLoop<'a> {
                 self.retrying.count(&telemetry.metrics);
                 publisher.parking.retried(tried, &config.source.slot);
             }
-            SharedInput::Control(end) => return Err(control_lost(end)),
+            SharedInput::Control(end) => return Err(end.into()),
             SharedInput::Kafka(connection) => {
                 let fault = match connection? {
                     Connection::Up => None,
@@ -225,10 +220,10 @@ impl<'a> SharedLoop<'a> {
             && let Some(batch) = publisher.write_backs.begin(max, delivered)
         {
             let marker = Arc::clone(marker);
-            self.writing_back = Some(Box::pin(async move {
+            self.writing_back = fused(async move {
                 failpoint::reached("marking");
                 marker.settle(&batch).await.map(|_| ())
-            }));
+            });
         }
     }
 
@@ -248,7 +243,7 @@ impl<'a> SharedLoop<'a> {
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
-        metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));
+        metrics.waiting_events.set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
         metrics.intake_closed(publisher.intake_closed());
         metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
         if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
@@ -330,31 +325,25 @@ impl OldestTransaction {
     }
 }
 
-/// The connection to Kafka, as the producer reports it.
 struct KafkaWatch {
     connection: watch::Receiver<Connection>,
-    /// Why the producer will deliver nothing any more; none once that was reported.
-    unusable: Option<Job<Error>>,
+    /// Why the producer will deliver nothing any more: once.
+    unusable: Fuse<Job<Error>>,
 }
 
 impl KafkaWatch {
     fn new(sink: &AnySink, telemetry: &Telemetry) -> KafkaWatch {
         let (mut connection, handle) = (sink.watch_connection(), sink.handle());
         telemetry.connected(Side::Kafka, *connection.borrow_and_update() == Connection::Up);
-        KafkaWatch { connection, unusable: Some(Box::pin(async move { handle.unusable().await })) }
+        KafkaWatch { connection, unusable: fused(async move { handle.unusable().await }) }
     }
 
     /// Waits for a change, and says whether Kafka answers. Safe to cancel.
-    ///
-    /// # Errors
-    /// Kafka refuses the producer for good: once.
+    /// Errors: Kafka refuses the producer for good: once.
     async fn changed(&mut self) -> Result<Connection> {
         tokio::select! {
             biased;
-            error = end_of(&mut self.unusable) => {
-                self.unusable = None;
-                Err(error)
-            }
+            error = &mut self.unusable => Err(error),
             changed = self.connection.changed() => {
                 if changed.is_err() {
                     // The producer is gone, which its deliveries report.
@@ -366,47 +355,16 @@ impl KafkaWatch {
     }
 }
 
-/// The end of a control session.
-pub(super) struct ControlWatch(Option<Job<ControlEnd>>);
-
-impl ControlWatch {
-    fn new(control: &Control) -> ControlWatch {
-        ControlWatch(Some(Box::pin(control.closed())))
-    }
-
-    /// Waits for the end, which is reported once. Safe to cancel.
-    pub(super) async fn ended(&mut self) -> ControlEnd {
-        let end = end_of(&mut self.0).await;
-        self.0 = None;
-        end
-    }
-
-    /// Whether the end was reported.
-    pub(super) fn is_over(&self) -> bool {
-        self.0.is_none()
-    }
-}
-
-/// The control session is over, and its lease with it.
-pub(super) fn control_lost(end: ControlEnd) -> Error {
-    match end {
-        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-        ControlEnd::Lost(error) => error,
-    }
-}
-
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// The end of the job; without one, never.
-async fn end_of<T>(job: &mut Option<Job<T>>) -> T {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
+/// The job, which ends once: whoever waits for it again waits for ever.
+fn fused<T>(job: impl Future<Output = T> + Send + 'static) -> Fuse<Job<T>> {
+    let job: Job<T> = Box::pin(job);
+    job.fuse()
 }
 
 /// The output of a future that is ready without waiting.
-pub(super) async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         done = future => Some(done),

@@ -6,15 +6,15 @@
 //! lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's queue when
 //! it does not. On waking after a stop that thread runs as soon as any other.
 //!
-//! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
-//! its way: see docs/explanation/several-relays.md.
+//! It is no fence: what librdkafka has handed to the operating system is on its way (docs/explanation/several-relays.md).
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep};
 
@@ -34,13 +34,11 @@ pub(super) struct StallWatchdog(Arc<Beat>);
 #[derive(Debug)]
 struct Beat {
     bound_ms: u64,
-    /// The last beat.
     last_ms: AtomicU64,
     guarded: Mutex<Guarded>,
     given_up: AtomicBool,
 }
 
-/// Producers that are given up.
 #[derive(Debug, Default)]
 struct Guarded {
     own: Option<SinkHandle>,
@@ -54,11 +52,10 @@ pub(super) struct StallGuard(Arc<Beat>);
 impl StallGuard {
     /// From here on this producer is given up with the loop's own, instead of the previous one.
     pub(super) fn guard(&self, producer: Option<SinkHandle>) {
-        self.0.guarded().beside = producer;
+        self.0.guarded.lock().beside = producer;
     }
 
-    /// # Errors
-    /// The loop did not beat for so long that another relay may have the slot.
+    /// Errors: the loop did not beat for so long that another relay may have the slot.
     pub(super) fn check(&self) -> Result<()> {
         let stood_ms = self.0.stood_ms();
         if stood_ms > self.0.bound_ms { Err(stood_still(stood_ms)) } else { Ok(()) }
@@ -67,9 +64,6 @@ impl StallGuard {
 
 impl StallWatchdog {
     /// Starts the thread. Nothing is guarded yet.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`]: no thread can be started.
     pub(super) fn start(wal_sender_timeout: Duration) -> Result<StallWatchdog> {
         let beat = Arc::new(Beat {
             bound_ms: millis(lease::bearable(wal_sender_timeout)),
@@ -88,11 +82,11 @@ impl StallWatchdog {
     /// From here on this producer depends on [`StallWatchdog::beat`], until [`StallWatchdog::release`].
     pub(super) fn guard(&self, producer: SinkHandle) {
         self.0.last_ms.store(now_ms(), Ordering::Release);
-        self.0.guarded().own = Some(producer);
+        self.0.guarded.lock().own = Some(producer);
     }
 
     pub(super) fn release(&self) {
-        *self.0.guarded() = Guarded::default();
+        *self.0.guarded.lock() = Guarded::default();
     }
 
     pub(super) fn beside(&self) -> StallGuard {
@@ -100,9 +94,7 @@ impl StallWatchdog {
     }
 
     /// The loop continues. To be called when it has waited, before anything else is done.
-    ///
-    /// # Errors
-    /// It stood still for so long that another relay may have the slot. What was in flight is given up.
+    /// Errors: it stood still for so long that another relay may have the slot. What was in flight is given up.
     pub(super) fn beat(&self) -> Result<()> {
         let now = now_ms();
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
@@ -119,9 +111,7 @@ impl StallWatchdog {
     }
 
     /// Drives `work`, and beats before each step of it, and while it waits.
-    ///
-    /// # Errors
-    /// Those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was then.
+    /// Errors: those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was then.
     pub(super) async fn throughout<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let every = Duration::from_millis((self.0.bound_ms / BEATS).max(1));
         let (mut work, mut next) = (pin!(work), pin!(sleep(every)));
@@ -144,10 +134,6 @@ impl StallWatchdog {
 }
 
 impl Beat {
-    fn guarded(&self) -> std::sync::MutexGuard<'_, Guarded> {
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn stood_ms(&self) -> u64 {
         now_ms().saturating_sub(self.last_ms.load(Ordering::Acquire))
     }
@@ -161,7 +147,7 @@ impl Beat {
 
     /// An empty queue is left alone: nothing is put into it without a beat before.
     fn give_up(&self, stood_ms: u64) {
-        let mut guarded = self.guarded();
+        let mut guarded = self.guarded.lock();
         let own = guarded.own.as_ref().and_then(SinkHandle::give_up);
         let beside = guarded.beside.as_ref().and_then(SinkHandle::give_up);
         guarded.own.take_if(|_| own.is_some());

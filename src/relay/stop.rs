@@ -17,7 +17,6 @@ pub enum Stop {
     Now,
 }
 
-/// What is asked, and since when anything is.
 #[derive(Debug, Clone, Copy)]
 struct Asked {
     stop: Stop,
@@ -82,9 +81,6 @@ const HANGUP: &str = "SIGHUP";
 ///
 /// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's handler would end that. Where the
 /// system does not tell, SIGHUP does what it did without us.
-///
-/// # Errors
-/// The signals cannot be listened to.
 pub fn on_signals() -> Result<StopSignal> {
     let (stopper, stop_signal) = stop_channel();
     let listen =
@@ -116,8 +112,7 @@ pub fn on_signals() -> Result<StopSignal> {
     Ok(stop_signal)
 }
 
-/// What a signal asks for, after what SIGTERM and SIGINT `asked` for before. A terminal that is closed sends SIGHUP more than once:
-/// the shell does, and then the kernel.
+/// What a signal asks for after what SIGTERM and SIGINT `asked` for. SIGHUP of a closed terminal comes from shell and kernel.
 fn answer(asked: Stop, signal: &str) -> Stop {
     if asked == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
 }

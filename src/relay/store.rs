@@ -1,10 +1,10 @@
 //! Where the position is stored, and what other tasks know of it.
 
-use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::config::{Config, StoreKind};
@@ -22,7 +22,7 @@ pub(super) type Known = Arc<Knowledge>;
 /// What is stored of what is published, by the relay that has the slot or the lease; none while it has neither.
 #[derive(Debug, Default)]
 pub(super) struct Knowledge {
-    stored: watch::Sender<Option<Stored>>,
+    pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
     pub(super) tried: Mutex<RetryMemory>,
     /// Parked events that were delivered, and dropped, and are not in the metrics yet.
@@ -30,18 +30,10 @@ pub(super) struct Knowledge {
     pub(super) dropped: AtomicU64,
 }
 
-impl Deref for Knowledge {
-    type Target = watch::Sender<Option<Stored>>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.stored
-    }
-}
-
 /// The configured store, which keeps [`Known`] up to date.
 pub(super) struct AnyStore {
     kind: AnyKind,
-    known: Known,
+    pub(super) known: Known,
     /// How long the last store took.
     pub(super) took: Duration,
 }
@@ -57,11 +49,6 @@ enum AnyKind {
 }
 
 impl AnyStore {
-    /// What it has, as far as it counts.
-    pub(super) fn known(&self) -> &Known {
-        &self.known
-    }
-
     async fn load(&mut self) -> Result<Option<Stored>> {
         match &mut self.kind {
             AnyKind::Kafka(store) => store.load().await,
@@ -79,8 +66,30 @@ impl AnyStore {
         }?;
         self.took = began.elapsed();
         // What is still to be caught up with is not published, whatever the snapshot says.
-        self.known.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
+        self.known.stored.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
         Ok(())
+    }
+}
+
+/// How soon Kafka is asked again where it cannot be reached.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Repeats `attempt` for as long as Kafka cannot be reached, and calls `tell` with the first such error.
+pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
+    attempt: impl Fn() -> F,
+    tell: impl FnOnce(&Error),
+) -> Result<T> {
+    let mut tell = Some(tell);
+    loop {
+        match attempt().await {
+            Err(error) if error.kind() == Kind::KafkaUnreachable => {
+                if let Some(tell) = tell.take() {
+                    tell(&error);
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+            done => return done,
+        }
     }
 }
 
@@ -91,32 +100,24 @@ pub(super) async fn read_position(
     control: &Control,
     known: &Known,
 ) -> Result<(AnyStore, Option<Stored>)> {
-    let mut told = false;
-    loop {
-        let read = async {
-            let kind = match config.state.store {
-                StoreKind::Kafka => {
-                    AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, sink.clone().kafka()?).await?)
-                }
-                StoreKind::Postgres => {
-                    AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
-                }
-                StoreKind::Slot => AnyKind::Slot,
-            };
-            let mut store = AnyStore { kind, known: Arc::clone(known), took: Duration::ZERO };
-            let loaded = store.load().await?;
-            Ok::<_, Error>((store, loaded))
-        };
-        match read.await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable => {
-                if !std::mem::replace(&mut told, true) {
-                    let fix = error.what_to_do();
-                    tracing::warn!(event = "position_read_failed", %error, fix,
-                        "the stored position cannot be read yet; holding the slot until it can");
-                }
-                tokio::time::sleep(Duration::from_secs(1)).await;
+    let sink = &sink;
+    let read = || async move {
+        let kind = match config.state.store {
+            StoreKind::Kafka => {
+                AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, sink.clone().kafka()?).await?)
             }
-            other => return other,
-        }
-    }
+            StoreKind::Postgres => {
+                AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
+            }
+            StoreKind::Slot => AnyKind::Slot,
+        };
+        let mut store = AnyStore { kind, known: Arc::clone(known), took: Duration::ZERO };
+        let loaded = store.load().await?;
+        Ok((store, loaded))
+    };
+    let tell = |error: &Error| {
+        tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
+            "the stored position cannot be read yet; holding the slot until it can");
+    };
+    once_reachable(read, tell).await
 }

@@ -18,8 +18,7 @@ const RESUMED: u32 = BACKLOG - 2;
 const REST: Duration = Duration::from_micros(500);
 /// A rest is worth its latency where it brings some dozen rows.
 const WORTH_BYTES: usize = 8 * 1024;
-/// A read batch: some two thousand rows. Kafka's partitions share it, and a batch of a few rows costs a broker as much as one
-/// of hundreds.
+/// A read batch: some two thousand rows. Kafka's partitions share it, and small batches cost a broker as much as large ones.
 const READ_BATCH_BYTES: usize = 1 << 20;
 /// A read batch of this much is no chance: 10,000 events a second take as long for it as [`GATHERED_WITHIN`]. A rest that adds
 /// little to it is followed by another, up to [`DRY_AFTER`].
@@ -48,7 +47,6 @@ const IDLE_BYTES: usize = 3 * 1024;
 /// What a wait for the socket may do.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Readiness {
-    /// Whether the socket is read.
     pub(super) reads: bool,
     /// Whether messages are left to be taken in at once.
     pub(super) has_more: bool,
@@ -56,7 +54,6 @@ pub(super) struct Readiness {
     pub(super) delivers: bool,
 }
 
-/// See the module's documentation.
 pub(super) struct StreamReader {
     pub(super) wal: WalStream,
     /// When the server is answered, and when it is dead.
@@ -65,7 +62,7 @@ pub(super) struct StreamReader {
     pub(super) has_more: bool,
     /// The last notice since the last change: a server that waits for a standby repeats it.
     pub(super) noticed: Option<Notice>,
-    pacer: ReadPacer,
+    pub(super) pacer: ReadPacer,
     pub(super) alarm: Alarm,
 }
 
@@ -88,11 +85,6 @@ impl StreamReader {
         room && !self.has_more && self.pacer.gathers(Instant::now(), self.wal.buffered_bytes())
     }
 
-    /// Until when the next read waits, if it does; `events` were taken in by now.
-    pub(super) fn rests_until(&mut self, now: Instant, events: u64) -> Option<Instant> {
-        self.pacer.rests_until(now, events)
-    }
-
     /// Whether the next wait ends at once.
     pub(super) fn is_busy(&self, rests: bool) -> bool {
         self.has_more || !rests && self.pacer.is_backlog()
@@ -101,8 +93,8 @@ impl StreamReader {
     /// What the next wait may do, where there is `room` for events or none.
     pub(super) fn prepare(&mut self, room: bool, rests: bool) -> Readiness {
         let has_more = room && self.has_more;
-        // What waits in the socket keeps the walsender waiting. There is room for it beside what was left for this turn.
-        let reads = room && !rests && (!has_more || self.pacer.reads_beside(self.wal.buffered_bytes()));
+        // What waits in a full Unix socket keeps the walsender waiting. There is room for it beside what was left for this turn.
+        let reads = room && !rests && (!has_more || self.wal.buffered_bytes() < READ_BATCH_BYTES);
         if !reads || self.pacer.is_backlog() {
             self.wal.unwatch();
         }
@@ -122,7 +114,6 @@ impl StreamReader {
         }
     }
 
-    /// The socket has nothing more to read just now.
     pub(super) fn is_dry(&mut self) {
         self.pacer.dry(Instant::now(), self.wal.buffered_bytes());
     }
@@ -136,10 +127,9 @@ impl StreamReader {
 /// - Read after read of a little without an event means a busy neighbour: the next one waits for longer, and for longer still
 ///   once the outbox has been idle for a while. The first event ends that.
 ///
-/// Bytes that come meanwhile wait in the socket. Bytes that were read are taken in at once, but for a backlog: of that, a read
-/// batch is gathered first.
+/// Bytes that come meanwhile wait in the socket. Read bytes are taken in at once; of a backlog a read batch is gathered first.
 #[derive(Debug)]
-struct ReadPacer {
+pub(super) struct ReadPacer {
     last_read: Instant,
     /// The last look for more: a read, or one that found nothing.
     last_look: Instant,
@@ -197,7 +187,7 @@ impl ReadPacer {
     }
 
     /// Until when the next read waits, if it does; `events` is what there are by now.
-    fn rests_until(&mut self, now: Instant, events: u64) -> Option<Instant> {
+    pub(super) fn rests_until(&mut self, now: Instant, events: u64) -> Option<Instant> {
         if events != self.newest.0 {
             self.newest = (events, now);
         }
@@ -224,11 +214,6 @@ impl ReadPacer {
         self.ready_since = None;
     }
 
-    /// Whether more may be read beside the bytes that are taken in: a full Unix socket keeps the walsender waiting.
-    fn reads_beside(&self, buffered_bytes: usize) -> bool {
-        buffered_bytes < READ_BATCH_BYTES
-    }
-
     /// Whether these bytes, which were read and not taken in yet, wait for more. The caller looks for more each time a rest is
     /// over, and calls [`ReadPacer::dry`] where there is none.
     fn gathers(&mut self, now: Instant, buffered_bytes: usize) -> bool {
@@ -247,8 +232,7 @@ impl ReadPacer {
     }
 }
 
-/// A timer that rings within a part of a millisecond, which is closer than Tokio's timers come. Where the system has nothing
-/// better it is Tokio's own timer.
+/// A timer that rings within a part of a millisecond; where the system has none, Tokio's own, which is coarser.
 #[derive(Debug)]
 pub(super) struct Alarm(#[cfg(target_os = "linux")] Option<linux::Timer>);
 

@@ -16,7 +16,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::delivered_before::DeliveredBefore;
 use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
-use crate::relay::producer::RelayProducer;
+use crate::relay::producer::{RelayProducer, State};
 use crate::relay::recovery::TableReason;
 use crate::relay::session::{Lease, Opened, Session};
 use crate::relay::shared_loop::{Ended, Process, report_counts};
@@ -31,8 +31,7 @@ use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::parked::none_left_behind;
 
-/// How long a stand-by waits between two looks, each one small query on a session that stays open. Up to as much again is
-/// added, so that two of them do not come in step.
+/// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do not come in step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often it is looked whether it could take over.
 const FIT_EVERY: Duration = Duration::from_secs(5);
@@ -43,7 +42,6 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// A session that lasted this long was a good one, and the next outage is another.
 const LASTED: Duration = Duration::from_secs(10);
 
-/// What outlives a session.
 pub(super) struct Relay {
     outage: Outage,
     pub(super) producer: RelayProducer,
@@ -155,8 +153,8 @@ impl Relay {
         } else if given_up {
             self.producer.replace(&self.config).await;
         }
-        if self.producer.is_absent() && !self.is_transactional() {
-            self.producer.set_new(AnySink::connect(&self.config)?);
+        if self.producer.handle().is_none() && !self.is_transactional() {
+            self.producer.state = State::New(AnySink::connect(&self.config)?, None);
         }
         tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -191,24 +189,25 @@ impl Relay {
 
     /// Relays what the slot sends until the connection, the producer or the relay ends.
     async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
-        if let Some(sink) = session.sink.take() {
-            self.producer.set_new(sink);
+        if let Some(sink) = session.start.sink.take() {
+            self.producer.state = State::New(sink, None);
         }
         // What this process knows counts only on the server and timeline where it learned it.
-        let same_server = self.served.as_ref().is_none_or(|served| *served == session.identity.server);
-        self.served = Some(session.identity.server.clone());
+        let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
+        self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
-        let (start, published) = (session.identity.position, session.identity.published.clone());
+        let (start, published) = (session.start.identity.position, session.start.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         pipeline.reconnected();
-        let server = &session.identity.server;
+        let server = &session.start.identity.server;
         pipeline.publisher.set_origin(&server.system_identifier, server.timeline);
-        pipeline.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
-        pipeline.publisher.set_parked(std::mem::take(&mut session.waiting));
+        let (table_oids, base_types) = (&mut session.table_oids, &mut session.base_types);
+        pipeline.assembler.set_catalog(std::mem::take(table_oids), std::mem::take(base_types));
+        pipeline.publisher.set_parked(std::mem::take(&mut session.start.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
             self.expect_again(&mut pipeline, &session);
         }
@@ -224,9 +223,9 @@ impl Relay {
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.outage.is_over();
         }
-        self.producer.set_running(pipeline);
+        self.producer.state = State::Running(pipeline);
         // Another relay may have the slot from here on.
-        self.known.send_replace(None);
+        self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
         self.telemetry.health.over_budget(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
@@ -255,9 +254,9 @@ impl Relay {
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
-        let (server, outboxes) = (&session.identity.server, &self.config.outboxes);
+        let (server, outboxes) = (&session.start.identity.server, &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
-        match DeliveredBefore::new(outboxes, origin, session.identity.position, session.wal_end) {
+        match DeliveredBefore::new(outboxes, origin, session.start.identity.position, session.start.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(event = "id_headers_missing", slot = %self.config.source.slot,
                 "records have no headers that identify their event (route.id_header, route.position_header): events that \
@@ -312,7 +311,7 @@ impl Relay {
         }
         let mut lease = lease?;
         if let Some(sink) = lease.sink.take() {
-            self.producer.set_new(sink);
+            self.producer.state = State::New(sink, None);
         }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         if let Some(Delivered { position, published, inside }) = delivered.filter(|_| same_server)
@@ -337,10 +336,10 @@ impl Relay {
         match sink {
             // It takes nothing any more.
             Some(sink) if self.producer.watchdog.take_given_up() => sink.close().await,
-            Some(sink) => self.producer.set_new(sink),
+            Some(sink) => self.producer.state = State::New(sink, None),
             None => {}
         }
-        self.known.send_replace(None);
+        self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
         if begun {
             // What is stored from here on is what counts.
@@ -370,7 +369,7 @@ impl Relay {
         drain::write_back(&mut pipeline.publisher, &self.config).await?;
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
-        Ok(published.map(|published| Delivered { position, published, inside: pipeline.inside(&position) }))
+        Ok(published.map(|published| Delivered { position, published, inside: pipeline.begun.delivered(&position) }))
     }
 
     // Stand-by: another relay has the slot, or its table.
@@ -378,9 +377,6 @@ impl Relay {
     /// Waits until nobody has the slot or the table, or until told to stop. Says once for each holder who it is.
     ///
     /// As soon as another relay is seen there, what this one has in flight is given up.
-    ///
-    /// # Errors
-    /// Of the connection; and where a take-over would leave parked events behind.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
         let source = self.config.source.clone();
         let mut waited_for: Option<Holder> = None;

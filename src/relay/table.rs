@@ -30,7 +30,7 @@ use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::Lease;
-use crate::relay::shared_loop::{Ended, OldestTransaction, Process, control_lost};
+use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
 use crate::sink::AnySink;
@@ -96,13 +96,13 @@ pub(super) async fn run(
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
     // After an error the lease may be gone, and retries would come behind newer events.
     if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
-        work.reading.give_up_retries().await;
+        work.reading.shared.retrying.give_up().await;
     }
     work.reading.report(Instant::now());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
-    let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.has_saved());
+    let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.kept.is_some());
     *quarantine = std::mem::take(&mut work.reading.publisher.quarantine);
     let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
@@ -189,10 +189,8 @@ impl Work<'_> {
             if self.read(lsn, Some(&until), false).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
-            self.reader.end().await?;
-            let floor = self.floor(&until);
-            let before = self.reading.stored.published.as_ref();
-            plan.published = Some(published(until, lsn, Some(flushed), floor, before));
+            self.is_read(until, lsn, Some(flushed)).await?;
+            plan.published = self.reading.stored.published.take();
             plan.rows = Rows::Unpublished;
         }
         let stored = &mut self.reading.stored;
@@ -229,11 +227,8 @@ impl Work<'_> {
 
     /// Drops the slot where there is one, and creates it.
     ///
-    /// It takes as long as the transactions that are under way, or, where it `may_give_way`, ten seconds. A slot that is not
-    /// complete goes with its session.
-    ///
-    /// # Errors
-    /// Those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
+    /// It takes as long as open transactions, or ten seconds where it `may_give_way`. An incomplete slot goes with its session.
+    /// Errors: those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
     async fn create_slot(&mut self, may_give_way: bool) -> Result<SlotCreation> {
         let (telemetry, observer) = (self.telemetry, self.reader.client());
         let source = &self.config.source;
@@ -305,11 +300,7 @@ impl Work<'_> {
         let began = Instant::now();
         let resumed = again.then_some(&until);
         let Some(read) = self.read(lsn, resumed, true).await? else { return Ok(Ended::Stopped) };
-        self.reader.end().await?;
-        let floor = self.floor(&until);
-        self.reading.stored.catch_up = None;
-        let before = self.reading.stored.published.take();
-        self.reading.stored.published = Some(published(until, lsn, None, floor, before.as_ref()));
+        self.is_read(until, lsn, None).await?;
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
@@ -341,7 +332,7 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let query = Query { sql: &sql, total: None, facts, outbox: *number, lsn, via: Via::Replay };
+            let query = Query { sql: &sql, total: None, facts, outbox, number: *number, lsn, via: Via::Replay };
             let read = self.reading.table(&self.reader, &query).await?;
             if read == Read::Stopped {
                 return Ok(Ended::Stopped);
@@ -379,17 +370,13 @@ impl Work<'_> {
             let until = resumed.clone().unwrap_or(now);
             self.reading.begin_poll(&until);
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
-            self.reader.end().await?;
-            let floor = self.floor(&until);
-            self.reading.stored.catch_up = None;
             // The log was not beyond this when an earlier snapshot was taken, either.
-            let before = self.reading.stored.published.take();
-            self.reading.stored.published = Some(published(until, lsn, Some(flushed), floor, before.as_ref()));
+            self.is_read(until, lsn, Some(flushed)).await?;
             if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }
-            self.reading.end_poll();
+            self.reading.published.end();
             self.reading.report(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
@@ -402,8 +389,7 @@ impl Work<'_> {
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
                 let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
-                // Making a slot waits for whoever is under way, and nothing is published meanwhile. Who is there at one look
-                // only does not count.
+                // Making a slot waits for whoever is under way, and nothing is published meanwhile. One look alone does not count.
                 let before = held_by.replace(oldest);
                 let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
                 if !waits && can_have_slot(self.reader.client(), self.config).await? {
@@ -412,7 +398,7 @@ impl Work<'_> {
                 }
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
-            self.reading.forget_delivered();
+            self.reading.delivered.clear();
             if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
@@ -440,22 +426,30 @@ impl Work<'_> {
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain) => Ok(true),
-            end = self.reading.shared.control.ended() => Err(control_lost(end)),
+            end = &mut self.reading.shared.control => Err(end.into()),
             () = self.notified.notified() => Ok(false),
             () = tokio::time::sleep(wait) => Ok(false),
         }
     }
 
-    /// What is not known to be published once everything up to `until` was read.
-    fn floor(&self, until: &Snapshot) -> Option<Snapshot> {
-        let stored = &self.reading.stored;
-        match (stored.catch_up.as_ref().map(|catch_up| &catch_up.rows), &stored.published) {
+    /// Everything that `until` sees was read, and is published but for what was left out. The log was at `lsn`, and on disk
+    /// up to `flushed`, after it was taken.
+    async fn is_read(&mut self, until: Snapshot, lsn: Lsn, flushed: Option<Lsn>) -> Result<()> {
+        self.reader.end().await?;
+        let stored = &mut self.reading.stored;
+        let before = stored.published.take();
+        let floor = match (stored.catch_up.take().map(|catch_up| catch_up.rows), &before) {
             // All of them were asked for, and all were read.
             (Some(Rows::All), _) | (Some(Rows::Unpublished), None) => None,
             (Some(Rows::Unpublished) | None, Some(before)) => before.floor.clone(),
             // Some were left out.
             (Some(Rows::None | Rows::Pending | Rows::Since(_)) | None, _) => Some(until.clone()),
-        }
+        };
+        // Transactions that were known to be published and that `until` does not see yet are so still.
+        let also = before.into_iter().flat_map(|before| before.also).filter(|xid| !until.sees(*xid)).collect();
+        let pair = Pair { snapshot: until, lsn };
+        stored.published = Some(Published { pair, also, floor, flushed, earlier: Vec::new() });
+        Ok(())
     }
 
     /// Reads what is to be read of each table, and gives the number of rows; `None` where the relay was told to stop.
@@ -484,7 +478,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = self.reading.shared.control.ended() => return Err(control_lost(end)),
+                        end = &mut self.reading.shared.control => return Err(end.into()),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
@@ -495,7 +489,7 @@ impl Work<'_> {
                 tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the table");
             }
             let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
-            let query = Query { sql: &sql, total, facts, outbox: *number, lsn, via: Via::Table };
+            let query = Query { sql: &sql, total, facts, outbox, number: *number, lsn, via: Via::Table };
             match self.reading.table(&self.reader, &query).await? {
                 Read::All => read += self.reading.publisher.counts().assembled - before,
                 Read::Stopped => return Ok(None),
@@ -505,22 +499,8 @@ impl Work<'_> {
     }
 }
 
-/// Begins a transaction that reads these tables.
 async fn begin(reader: &Reader, tables: &[OutboxTable], adopt: Option<&str>) -> Result<Began> {
     reader.begin(adopt, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await
-}
-
-/// Everything `snapshot` sees is published, but for what `floor` sees; the log was at `lsn`, and on disk up to there, after
-/// it was taken. Transactions that are known `before` to be published and that it does not see yet are so still.
-fn published(
-    snapshot: Snapshot,
-    lsn: Lsn,
-    flushed: Option<Lsn>,
-    floor: Option<Snapshot>,
-    before: Option<&Published>,
-) -> Published {
-    let also = before.into_iter().flat_map(|before| &before.also).copied().filter(|xid| !snapshot.sees(*xid)).collect();
-    Published { pair: Pair { snapshot, lsn }, also, floor, flushed, earlier: Vec::new() }
 }
 
 fn named(rows: &Rows) -> String {

@@ -9,15 +9,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::now_us;
+use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
-use crate::relay::drain::drain;
+use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::publisher::{Publisher, contradiction};
-use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, at_once, control_lost, stop_is_due};
+use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, at_once, stop_is_due};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::sink::AnySink;
@@ -28,26 +29,20 @@ use crate::upkeep::Marker;
 
 /// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);
-/// How often progress is logged.
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
 /// Rows between two places a crashed relay can go on from.
 const CHECKPOINT_ROWS: u64 = 100;
-/// How long acks are waited for where the table cannot be read on.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows that are marked or deleted in one transaction.
 const WRITE_BACK_ROWS: usize = 1_000;
 /// Rows taken before everything else gets its turn.
-const ROWS_PER_TURN: usize = 256;
+pub(crate) const ROWS_PER_TURN: usize = 256;
 
 /// Rows that a poller remembers; of more, some are published again.
 const ROWS_MAX: usize = 100_000;
 
-/// How a scan ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
-    /// All rows were published.
     All,
-    /// The relay was told to stop.
     Stopped,
 }
 
@@ -56,45 +51,38 @@ pub(super) struct TableLoop<'a> {
     pub(super) shared: SharedLoop<'a>,
     pub(super) publisher: Publisher<AnySink>,
     store: AnyStore,
-    /// The value to store next.
     pub(super) stored: Stored,
     /// The value that the store is known to hold.
-    kept: Option<Stored>,
+    pub(super) kept: Option<Stored>,
     /// Rows that the slot delivered.
-    delivered: HashSet<RowId>,
-    published: PublishedRows,
+    pub(super) delivered: HashSet<RowId>,
+    pub(super) published: PublishedRows,
     next_store: Instant,
 }
 
-/// The rows of a table that are to be published.
 #[derive(Clone, Copy)]
 pub(super) struct Query<'q> {
     pub(super) sql: &'q str,
     /// The number of rows, where that is known.
     pub(super) total: Option<u64>,
     pub(super) facts: &'q TableFacts,
-    pub(super) outbox: usize,
+    pub(super) outbox: &'q OutboxConfig,
+    pub(super) number: usize,
     /// The end of the log when the table is read.
     pub(super) lsn: Lsn,
     pub(super) via: Via,
 }
 
-/// One scan.
-struct Scan {
+struct Scan<'q> {
+    query: Query<'q>,
     rows: RowStream,
     polled: Polled,
-    /// The name of the table, for messages.
-    table: String,
-    outbox: usize,
     /// To the ledger, all rows are one transaction: this one.
     commit_lsn: Lsn,
-    via: Via,
-    /// Whether the last row was read.
     ended: bool,
-    /// Rows read, those of them that were published, and the number of rows, where that is known.
+    /// Rows read, and those of them that were published.
     read: u64,
     sent: u64,
-    total: Option<u64>,
     /// Rows after which all before them are published, by their number.
     checkpoints: VecDeque<(u64, Key)>,
     /// The row that was taken last, unless it is one of them.
@@ -102,13 +90,13 @@ struct Scan {
     next_progress_log: Instant,
 }
 
-impl Scan {
-    /// Checks that all rows were read.
+impl Scan<'_> {
     fn whole(&self) -> Result<()> {
-        match self.total.filter(|total| *total != self.read) {
+        match self.query.total.filter(|total| *total != self.read) {
             None => Ok(()),
             Some(total) => {
-                let cause = format!("{} rows of table {} were read, and there are {total}", self.read, self.table);
+                let cause =
+                    format!("{} rows of table {} were read, and there are {total}", self.read, self.query.facts.name);
                 Err(Error::new(Kind::Bug, cause))
             }
         }
@@ -117,7 +105,6 @@ impl Scan {
 
 enum Input {
     Shared(SharedInput),
-    /// A row, or the end of them.
     Row(Result<Option<PolledRow>>),
 }
 
@@ -133,7 +120,7 @@ impl<'a> TableLoop<'a> {
     ) -> Self {
         let now = Instant::now();
         TableLoop {
-            shared: SharedLoop::new(&mut publisher, control, marker, store.known(), now, process),
+            shared: SharedLoop::new(&mut publisher, control, marker, &store.known, now, process),
             publisher,
             store,
             stored,
@@ -146,32 +133,24 @@ impl<'a> TableLoop<'a> {
 
     /// Publishes the rows of `query`.
     ///
-    /// When it returns well, all of them are acked, and marked where rows are marked. Progress is stored on the way if
-    /// something is being caught up with.
-    ///
-    /// # Errors
-    /// Of the sessions, the producer and the store; a row that cannot be routed or produced. What was acked before is
-    /// stored where that is possible.
+    /// When it returns well, all are acked, and marked where rows are. Progress is stored where something is caught up with.
+    /// Errors: of sessions, producer and store; a row that cannot be routed or produced. What was acked is stored where
+    /// possible.
     pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
-        let Query { sql, total, facts, outbox: number, lsn, via } = *query;
-        let outbox = self.shared.process.config.outboxes.get(number);
-        let outbox = outbox.ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let Query { sql, facts, outbox, lsn, .. } = *query;
         let polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
         self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
         let began = Instant::now();
         let mut scan = Scan {
+            query: *query,
             rows: reader.rows(sql).await?,
             polled,
-            table: facts.name.to_string(),
-            outbox: number,
             commit_lsn,
-            via,
             ended: false,
             read: 0,
             sent: 0,
-            total,
             checkpoints: VecDeque::new(),
             last: None,
             next_progress_log: Instant::now() + TELL_INTERVAL,
@@ -179,7 +158,7 @@ impl<'a> TableLoop<'a> {
         let read = self.pass(&mut scan).await;
         scan.checkpoints.extend(scan.last.take());
         if let Err(error) = &read {
-            self.give_up_retries().await;
+            self.shared.retrying.give_up().await;
             if !error.kind().ends_producer() {
                 // The producer is well: what it has need not be sent again.
                 let until = Instant::now() + DRAIN_TIMEOUT;
@@ -200,7 +179,7 @@ impl<'a> TableLoop<'a> {
         read
     }
 
-    async fn pass(&mut self, scan: &mut Scan) -> Result<Read> {
+    async fn pass(&mut self, scan: &mut Scan<'_>) -> Result<Read> {
         loop {
             self.publisher.retry_pending()?;
             let now = Instant::now();
@@ -234,7 +213,7 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    async fn next_input(&mut self, scan: &mut Scan, now: Instant) -> Input {
+    async fn next_input(&mut self, scan: &mut Scan<'_>, now: Instant) -> Input {
         let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
         let room = !scan.ended && leave.is_none() && self.publisher.has_room();
         let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
@@ -252,7 +231,7 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Takes `row`, and others that are ready.
-    async fn take_rows(&mut self, scan: &mut Scan, row: Option<PolledRow>) -> Result<()> {
+    async fn take_rows(&mut self, scan: &mut Scan<'_>, row: Option<PolledRow>) -> Result<()> {
         let (mut next, mut left) = (Some(row), ROWS_PER_TURN);
         while let Some(row) = next.take() {
             let Some(row) = row else {
@@ -269,16 +248,9 @@ impl<'a> TableLoop<'a> {
         Ok(())
     }
 
-    fn take(&mut self, scan: &mut Scan, row: &PolledRow) -> Result<()> {
-        let outbox = self
-            .shared
-            .process
-            .config
-            .outboxes
-            .get(scan.outbox)
-            .ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.via };
-        let event = scan.polled.event(place, scan.outbox, row.values());
+    fn take(&mut self, scan: &mut Scan<'_>, row: &PolledRow) -> Result<()> {
+        let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.query.via };
+        let event = scan.polled.event(place, scan.query.number, row.values());
         let mut event = match event {
             Ok(event) => event,
             Err((column, fault)) => return Err(self.unfit(scan, column, fault)),
@@ -295,18 +267,18 @@ impl<'a> TableLoop<'a> {
         event.committed_at_us = now_us();
         self.publisher.publish(&event)?;
         scan.sent += 1;
-        scan.last = Some((scan.sent, row.key(outbox)));
+        scan.last = Some((scan.sent, row.key(scan.query.outbox)));
         if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
             scan.checkpoints.extend(scan.last.take());
         }
         Ok(())
     }
 
-    fn log_progress(&self, scan: &mut Scan, now: Instant) {
+    fn log_progress(&self, scan: &mut Scan<'_>, now: Instant) {
         scan.next_progress_log = now + TELL_INTERVAL;
         let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
-        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.table, scan.read);
-        tracing::info!(event = "reading_table", %slot, table, rows, acked, of = scan.total, "reading the table");
+        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.query.facts.name, scan.read);
+        tracing::info!(event = "reading_table", %slot, %table, rows, acked, of = scan.query.total, "reading the table");
     }
 
     /// A poller scans rows up to this snapshot.
@@ -315,17 +287,6 @@ impl<'a> TableLoop<'a> {
         self.published.begin(until.xmax(), published.unwrap_or_default());
     }
 
-    /// The rows of that scan are published.
-    pub(super) fn end_poll(&mut self) {
-        self.published.end();
-    }
-
-    /// No row counts as delivered by the slot any more.
-    pub(super) fn forget_delivered(&mut self) {
-        self.delivered.clear();
-    }
-
-    /// Updates metrics and health.
     pub(super) fn report(&mut self, now: Instant) {
         self.shared.report(&mut self.publisher, false, now);
     }
@@ -336,9 +297,9 @@ impl<'a> TableLoop<'a> {
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }
 
-    fn unfit(&self, scan: &Scan, column: usize, fault: Fault) -> Error {
-        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.table);
-        let name = self.shared.process.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
+    fn unfit(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
+        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.query.facts.name);
+        let name = scan.query.outbox.columns.get(column);
         let name = name.map(|name| quoted(name)).unwrap_or_default();
         let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
@@ -347,14 +308,14 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Whether rows are to be committed now: enough for a transaction, and all of them acked.
-    fn is_full(&mut self, scan: &Scan, now: Instant) -> bool {
+    fn is_full(&mut self, scan: &Scan<'_>, now: Instant) -> bool {
         // More rows are on their way until the last was read, and what the last one says of all is stored with it.
         self.publisher.transaction.look(false, true, now - self.shared.epoch);
         !scan.ended && self.publisher.is_drained() && self.publisher.transaction.is_due(false)
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
-    fn advance(&mut self, scan: &mut Scan) {
+    fn advance(&mut self, scan: &mut Scan<'_>) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
         let delivered = self.publisher.ledger.delivered();
         let completed = self.publisher.write_backs.completed_of(delivered, scan.commit_lsn);
@@ -366,7 +327,7 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Stores progress up to the last row that was taken.
-    async fn save_to_last(&mut self, scan: &mut Scan) -> Result<()> {
+    async fn save_to_last(&mut self, scan: &mut Scan<'_>) -> Result<()> {
         scan.checkpoints.extend(scan.last.take());
         self.advance(scan);
         self.save().await
@@ -386,7 +347,7 @@ impl<'a> TableLoop<'a> {
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
-            end = self.shared.control.ended() => return Err(control_lost(end)),
+            end = &mut self.shared.control => return Err(end.into()),
             () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.process.shutdown_timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
@@ -411,11 +372,6 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Whether anything was stored.
-    pub(super) fn has_saved(&self) -> bool {
-        self.kept.is_some()
-    }
-
     /// Takes in results of retries of parked events, and begins those that are due. Between two scans: a row that was read as
     /// pending before it was marked must not be published again.
     pub(super) async fn retry_parked(&mut self) -> Result<()> {
@@ -428,13 +384,10 @@ impl<'a> TableLoop<'a> {
 
     /// Whether parked events wait until it is stored that all else is published.
     pub(super) fn must_store(&self) -> bool {
-        self.publisher.parking.count() > 0 && self.store.known().borrow().is_none()
+        self.publisher.parking.is_any() && self.store.known.stored.borrow().is_none()
     }
 
     /// Waits for retries of parked events that are under way, as long as no other relay may retry them.
-    ///
-    /// # Errors
-    /// The lease is lost.
     pub(super) async fn finish_retries(&mut self) -> Result<()> {
         let asked = self.shared.process.stop.asked();
         if asked == Stop::Now {
@@ -442,14 +395,9 @@ impl<'a> TableLoop<'a> {
         }
         tokio::select! {
             biased;
-            end = self.shared.control.ended() => Err(control_lost(end)),
+            end = &mut self.shared.control => Err(end.into()),
             () = self.shared.retrying.finish(asked) => Ok(()),
         }
-    }
-
-    /// Ends retries of parked events at once: another relay may retry them.
-    pub(super) async fn give_up_retries(&mut self) {
-        self.shared.retrying.give_up().await;
     }
 }
 
@@ -458,10 +406,9 @@ impl<'a> TableLoop<'a> {
 /// Of a row that does not tell its transaction only `xmin` is known, and it is found as long as some transaction from
 /// before it is under way (see [`crate::poll`]). A poller that has published it does not publish it at each scan.
 #[derive(Debug, Default)]
-struct PublishedRows {
+pub(super) struct PublishedRows {
     /// Published rows, and below which transaction they were written.
     published: HashMap<RowId, u64>,
-    /// Rows of this scan.
     scanned: Vec<RowId>,
     /// The rows of this scan are of transactions below this one; none while nobody polls.
     xmax: Option<u64>,
@@ -475,7 +422,6 @@ impl PublishedRows {
         self.published.retain(|_, below| *below > xmin);
     }
 
-    /// Whether this row is to be published.
     fn is_new(&mut self, row: &RowId) -> bool {
         if self.xmax.is_none() {
             return true;
@@ -488,7 +434,7 @@ impl PublishedRows {
     }
 
     /// The rows of the scan are published.
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         let below = self.xmax.unwrap_or_default();
         self.published.extend(self.scanned.drain(..).map(|row| (row, below)));
     }

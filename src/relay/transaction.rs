@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use crate::config::TransactionConfig;
 
-/// Nothing follows where nothing came for this long. The rows of a backlog come some microseconds after each other; this is
-/// the delay of an event on an idle stream.
+/// Nothing follows where nothing came for this long, the delay of an event on an idle stream. Rows of a backlog come sooner.
 const QUIET: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +30,8 @@ pub struct Transaction<T> {
     events: u64,
     filling: Option<Filling>,
     closed: bool,
-    committing: bool,
+    /// Whether a commit is under way, of a position alone where nothing is open: no event may be enqueued behind it.
+    pub committing: bool,
     /// Events that are delivered and not committed: what is known of them counts when they come again.
     pub(super) uncommitted: Vec<T>,
 }
@@ -48,7 +48,6 @@ impl<T> Transaction<T> {
         self.config.is_some()
     }
 
-    /// An event was enqueued.
     #[inline]
     pub(super) fn enqueued(&mut self) {
         self.events += u64::from(self.config.is_some());
@@ -66,8 +65,7 @@ impl<T> Transaction<T> {
     }
 
     /// Looks whether it is to close. `inside` says that the last event's transaction in Postgres has not ended: its rest is
-    /// on its way, and is taken in where it fits, so that seldom one is spread over several. `follows` says that there is
-    /// more to be read.
+    /// on its way, and is taken in where it fits. `follows` says that there is more to be read.
     pub(super) fn look(&mut self, inside: bool, follows: bool, now: Duration) {
         let (Some(config), true) = (&self.config, self.is_open()) else { return };
         let filling = self.filling.get_or_insert(Filling { began: now, grew: now, events: self.events });
@@ -94,11 +92,6 @@ impl<T> Transaction<T> {
         }
         let last = filling.began + config.filling_max();
         Some(if inside { last } else { last.min(filling.began + config.interval).min(filling.grew + QUIET) })
-    }
-
-    /// The commit begins, of a position alone where nothing is open: no event may be enqueued behind it.
-    pub fn commit_begun(&mut self) {
-        self.committing = true;
     }
 
     /// It is done, for everything that was enqueued. Gives the events that were in it.
@@ -141,7 +134,7 @@ mod tests {
         assert_eq!(transaction.wake_at(false), Some(ms(5) + QUIET));
         transaction.look(false, false, ms(5) + QUIET);
         assert!(!transaction.takes() && transaction.is_due(false));
-        transaction.commit_begun();
+        transaction.committing = true;
         assert!(!transaction.takes() && !transaction.is_due(true), "one commit at a time");
         assert_eq!(transaction.committed(), 1);
         assert!(transaction.takes() && !transaction.is_open());
@@ -159,7 +152,7 @@ mod tests {
         assert!(transaction.takes(), "the rest of a transaction is on its way");
         transaction.look(false, false, ms(101));
         assert!(!transaction.takes());
-        transaction.commit_begun();
+        transaction.committing = true;
         assert_eq!(transaction.committed(), 9);
         // Exactly so many, without a look in between.
         assert!(of(9).takes());
@@ -178,13 +171,5 @@ mod tests {
         assert_eq!(transaction.wake_at(true), Some(ms(1_000)));
         transaction.look(true, false, ms(1_000));
         assert!(transaction.is_due(false));
-    }
-
-    #[test]
-    fn no_transaction_is_open_without_exactly_once() {
-        let mut none = Transaction::<()>::new(None);
-        none.enqueued();
-        none.look(false, false, ms(200));
-        assert!(none.takes() && !none.is_open() && !none.is_due(true) && none.wake_at(false).is_none());
     }
 }

@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::config::{OutboxConfig, SlotName, max_attempts};
+use crate::config::{OutboxConfig, SlotName, Upkeep, max_attempts};
 use crate::event::{Event, Place, RowId, Shown};
 use crate::position::{Lsn, Position};
 use crate::relay::context::ContextColumns;
 use crate::upkeep::parked::ParkedEvent;
 use crate::upkeep::{Batch, Failure};
 
-/// What is written to one row.
 #[derive(Debug, Clone)]
 pub(super) enum WriteBack {
     /// Its event was acked: it is marked or deleted.
@@ -21,7 +20,6 @@ pub(super) enum WriteBack {
     Parked { event: Arc<ParkedEvent>, marks: bool },
 }
 
-/// A write-back of an event that is delivered.
 #[derive(Debug)]
 struct Due {
     place: Place,
@@ -37,9 +35,9 @@ pub(crate) struct WriteBacks {
     /// How many of the first are being written.
     in_progress: usize,
     /// Whether Postgres refuses to write any.
-    refused: bool,
+    pub(super) refused: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
-    parked_bytes: usize,
+    pub(super) parked_bytes: usize,
     /// Up to where every event is delivered and written back, while any is not.
     completed: Position,
     /// What `completed` becomes with the end of the batch in progress.
@@ -59,10 +57,6 @@ impl WriteBacks {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
-    }
-
-    pub(super) fn parked_bytes(&self) -> usize {
-        self.parked_bytes
     }
 
     /// An event is parked, and will be pushed once all before it are delivered.
@@ -87,8 +81,7 @@ impl WriteBacks {
         if self.queue.is_empty() { delivered } else { self.completed }
     }
 
-    /// How many events of the transaction at `commit_lsn` are written back, of which the first ones up to `delivered` are
-    /// delivered.
+    /// How many events of the transaction at `commit_lsn` are written back, of those up to `delivered`.
     pub(crate) fn completed_of(&self, delivered: Position, commit_lsn: Lsn) -> u64 {
         let delivered = delivered.delivered_of(commit_lsn);
         self.queue.front().map_or(delivered, |first| first.place.index.min(delivered))
@@ -149,11 +142,6 @@ impl WriteBacks {
         (self.in_progress, self.refused) = (0, true);
     }
 
-    /// Whether Postgres refuses to write any.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused
-    }
-
     /// Events that are to be written to `walrelay.parked`.
     pub(super) fn parked(&self) -> impl Iterator<Item = &ParkedEvent> {
         self.queue.iter().filter_map(|due| due.write_back.parked())
@@ -170,47 +158,22 @@ impl WriteBack {
     }
 }
 
-/// What is written to the rows of an outbox.
 #[derive(Debug)]
 pub(super) struct RowPolicy {
-    /// The name of the outbox.
     pub(super) outbox: String,
-    /// Whether rows are marked or deleted once their events are acked.
-    acked: bool,
-    /// Whether rows say for themselves that they are pending.
-    pub(super) pending: bool,
-    failed: OnFailed,
-    /// Whether rows are marked whose events were tried and are parked.
-    tried: bool,
+    pub(super) upkeep: Upkeep,
     /// The place of the column with how often an event may be tried.
     max_attempts: Option<usize>,
     /// Whether a value of that column that is no number was logged.
     logged: bool,
-    /// What log lines say of an event.
     pub(super) context: ContextColumns,
-}
-
-/// What is written to rows whose events are given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OnFailed {
-    Nothing,
-    SameAsAcked,
-    Mark,
 }
 
 impl RowPolicy {
     pub(super) fn of(outbox: &OutboxConfig) -> RowPolicy {
-        let failed = match (outbox.upkeep.mark_failed.is_some(), outbox.upkeep.delete) {
-            (true, _) => OnFailed::Mark,
-            (false, true) => OnFailed::SameAsAcked,
-            (false, false) => OnFailed::Nothing,
-        };
         RowPolicy {
             outbox: outbox.source.to_string(),
-            acked: outbox.upkeep.writes(),
-            pending: outbox.upkeep.pending.is_some(),
-            failed,
-            tried: outbox.upkeep.mark_waiting.is_some(),
+            upkeep: outbox.upkeep.clone(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.index_of(column)),
             logged: false,
             context: ContextColumns::of(outbox),
@@ -233,21 +196,19 @@ impl RowPolicy {
     /// What is written to the row of `event` once it is acked.
     #[inline]
     pub(super) fn on_acked(&self, event: &Event<'_>) -> Option<WriteBack> {
-        self.acked.then(|| WriteBack::Acked(event.row_id()))
+        self.upkeep.writes().then(|| WriteBack::Acked(event.row_id()))
     }
 
     /// What is written to `row` once its event is given up.
     pub(super) fn on_failed(&self, row: &RowId, failure: Failure) -> Option<WriteBack> {
-        match self.failed {
-            OnFailed::Nothing => None,
-            OnFailed::SameAsAcked => Some(WriteBack::Acked(row.clone())),
-            OnFailed::Mark => Some(WriteBack::Failed(row.clone(), failure)),
+        if self.upkeep.mark_failed.is_some() {
+            return Some(WriteBack::Failed(row.clone(), failure));
         }
+        self.upkeep.delete.then(|| WriteBack::Acked(row.clone()))
     }
 
-    /// What is written of `event`, which is parked.
     pub(super) fn on_parked(&self, event: ParkedEvent) -> WriteBack {
-        let marks = self.tried && event.tried().is_some();
+        let marks = self.upkeep.mark_waiting.is_some() && event.tried().is_some();
         WriteBack::Parked { event: Arc::new(event), marks }
     }
 }

@@ -32,9 +32,6 @@ impl RowFilter {
     /// The condition on rows of this table. Adds to `notes` what the operator has to know about it.
     ///
     /// An id that is not valid for this table matches no row, and is no error: another table may have it.
-    ///
-    /// # Errors
-    /// [`Kind::Config`], with the flag, for a condition that does not fit the table; those of the session.
     pub(super) async fn condition(
         &self,
         client: &Client,
@@ -76,7 +73,7 @@ impl RowFilter {
 
     /// Compares by the type of the column, so that an index is used. Leaves out values that are not valid for the type.
     async fn with_id(&self, client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
-        let as_text = facts.key.first().is_some_and(|id| id.as_text);
+        let as_text = facts.key.first().is_some_and(|id| !id.base.is_ordered);
         let id = if as_text { text_of(&outbox.id)? } else { quote_ident(&outbox.id)? };
         let all = one_of(&id, &self.ids)?;
         let told = |error| told("--id", "write the id as Postgres prints it", facts, &error);
@@ -194,42 +191,5 @@ mod tests {
             assert!(error.kind() == Kind::Config && error.cause().starts_with("--where"), "{error}");
         }
         plain("status = 'a b' and n - 1 > 2 / 3 or x in (1, 2)").unwrap();
-    }
-
-    #[test]
-    fn a_time_range_uses_the_time_column_of_the_table() {
-        let facts = |time: Option<&str>| TableFacts {
-            oid: 1,
-            name: "public.outbox".parse().unwrap(),
-            columns: Vec::new(),
-            key: vec![crate::poll::KeyColumn {
-                name: "id".to_owned(),
-                type_name: "uuid".to_owned(),
-                as_text: false,
-                not_null: true,
-            }],
-            xid_column: None,
-            xid_not_null: false,
-            order: None,
-            time: time.map(str::to_owned),
-            may_select: true,
-            may_lock: true,
-            is_partitioned: false,
-        };
-        let range = |since: Option<&str>, until: Option<&str>| RowFilter {
-            since: since.map(str::to_owned),
-            until: until.map(str::to_owned),
-            ..RowFilter::default()
-        };
-        assert_eq!(
-            range(Some("2026-03-01"), Some("it's")).in_range(&facts(Some("At"))).unwrap(),
-            "\"At\" >= '2026-03-01'::pg_catalog.timestamptz and \"At\" < 'it''s'::pg_catalog.timestamptz"
-        );
-        assert_eq!(
-            range(None, Some("x")).in_range(&facts(Some("at"))).unwrap(),
-            "\"at\" < 'x'::pg_catalog.timestamptz"
-        );
-        let error = range(Some("x"), None).in_range(&facts(None)).unwrap_err();
-        assert!(error.kind() == Kind::Config && error.cause().contains("no column of public.outbox"), "{error}");
     }
 }

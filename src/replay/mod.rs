@@ -28,9 +28,10 @@ use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
-use crate::relay::drain::drain;
+use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::{RETRY_INTERVAL, ROWS_PER_TURN, at_once};
 use crate::route::Router;
 use crate::sink::AnySink;
 use crate::source::control::timeline;
@@ -40,17 +41,10 @@ use crate::upkeep::parked::may_look;
 /// The greatest number of reported rows that cannot be routed.
 const EXAMPLES_MAX: usize = 10;
 
-/// The pause before a record is offered again to a full producer.
-const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// The time limit for acks of records in flight after an error.
-pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The greatest number of rows taken in one turn of the loop.
-const ROWS_PER_TURN: usize = 256;
 
 #[derive(Debug)]
 struct Table<'c> {
-    /// The index of the outbox in the configuration.
     number: usize,
     outbox: &'c OutboxConfig,
     facts: TableFacts,
@@ -150,31 +144,25 @@ pub(crate) struct ReplayProgress {
     pub up_to: Option<(String, String)>,
 }
 
-/// The end of sending rows or dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendEnd {
     All,
     Stopped,
 }
 
-/// The turns of a loop that sends records and takes acks. A turn ends with a stop, with the time of a progress report,
-/// or with the time to offer a record again.
+/// The turns of a loop that sends records and takes acks: each ends with a stop, a report, or the time to offer a record again.
 pub(crate) struct Turns {
     stop: StopSignal,
     /// The time limit for records in flight after a stop.
     grace: Duration,
     /// The deadline for records in flight, after the last record was sent.
-    leaving: Option<Instant>,
+    pub(crate) leaving: Option<Instant>,
     next_tell: Instant,
 }
 
 impl Turns {
     pub(crate) fn new(stop: StopSignal, grace: Duration) -> Turns {
         Turns { stop, grace, leaving: None, next_tell: Instant::now() + TELL_INTERVAL }
-    }
-
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
     }
 
     /// Ends the sending: from now on, acks are awaited at most for `time`.
@@ -221,10 +209,8 @@ impl Turns {
 impl<'c> Replay<'c> {
     /// Reads the facts of the tables of `config`, has Postgres check `wanted`, and begins the transaction for all rows.
     /// From here on the server refuses changes by the session of `reader`.
-    ///
-    /// # Errors
-    /// [`Kind::Config`], with the flag, for a condition that does not fit a table, and where no outbox is a table;
-    /// [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`] and of the session.
+    /// Errors: [`Kind::Config`], with the flag, for a condition that does not fit a table, and where no outbox is a
+    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`] and of the session.
     pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &RowFilter) -> Result<Replay<'c>> {
         let client = reader.client();
         let unchanged = client.batch_execute("set default_transaction_read_only = on").await;
@@ -259,9 +245,7 @@ impl<'c> Replay<'c> {
     /// Reads and routes all rows. Calls `say` for each row with the table, the number of rows so far, and their total.
     ///
     /// Holds one row, and a count for each topic.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] for several rows of a table without an order; those of the session.
+    /// Errors: [`Kind::Config`] for several rows of a table without an order; those of the session.
     pub(crate) async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
         let mut survey = Survey::default();
         for table in &self.tables {
@@ -307,10 +291,8 @@ impl<'c> Replay<'c> {
     ///
     /// Memory holds the records in flight (`kafka.max_in_flight_bytes`) and the rows that [`Reader::rows`] names. A
     /// stop takes no more rows, and waits for acks at most for `shutdown.timeout`; a second stop ends at once.
-    ///
-    /// # Errors
-    /// Those of the session and the producer; a row that cannot be produced. No later row is taken; rows in flight may
-    /// still be published.
+    /// Errors: those of session and producer; a row that cannot be produced. No later row is taken; those in flight may
+    /// be published.
     pub(crate) async fn publish(
         &mut self,
         sink: AnySink,
@@ -409,7 +391,7 @@ impl Publishing<'_> {
             if self.turns.is_time_to_tell() {
                 say(&self.published, self.total, self.publisher.sink.is_up());
             }
-            let room = !ended && !self.turns.is_leaving() && self.publisher.has_room();
+            let room = !ended && self.turns.leaving.is_none() && self.publisher.has_room();
             let retry = self.publisher.is_pending();
             tokio::select! {
                 biased;
@@ -426,13 +408,9 @@ impl Publishing<'_> {
                             break;
                         }
                         // Takes a row that is already there, without waiting.
-                        tokio::select! {
-                            biased;
-                            row = rows.next() => {
-                                next = row?;
-                                ended = next.is_none();
-                            }
-                            () = std::future::ready(()) => {}
+                        if let Some(row) = at_once(rows.next()).await {
+                            next = row?;
+                            ended = next.is_none();
                         }
                     }
                 }
@@ -454,7 +432,6 @@ impl Publishing<'_> {
         Ok(())
     }
 
-    /// Records the acks in the progress.
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
         let delivered = self.publisher.write_backs.completed_of(self.publisher.ledger.delivered(), self.lsn);

@@ -4,7 +4,6 @@ use super::Record;
 use crate::config::SlotName;
 use crate::event::Place;
 
-/// The class of the failure.
 pub(crate) const CLASS_HEADER: &str = "walrelay-error-class";
 pub(crate) const ERROR_HEADER: &str = "walrelay-error";
 /// The number of attempts, in decimal.
@@ -24,16 +23,13 @@ pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// Present if the dead letter omits the value: its bytes, in decimal.
 pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
 
-/// The reason for a dead letter, and its event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reason<'a> {
     pub(crate) slot: &'a SlotName,
     /// The table's name, or that of the messages.
     pub(crate) outbox: &'a str,
-    /// The row's id.
     pub(crate) row: &'a [u8],
     pub(crate) place: Place,
-    /// The class of the failure.
     pub(crate) class: &'a str,
     pub(crate) cause: &'a str,
     pub(crate) attempts: u32,

@@ -25,8 +25,7 @@ use crate::route::Record;
 /// with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
 pub(crate) const RECORD_COST_BYTES: usize = 512;
 
-/// Kafka's own topics, which take no records from anybody. The brokers deny them to a transaction like topics without a
-/// right.
+/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as without a right.
 const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
 
 pub(crate) fn is_internal(topic: &str) -> bool {
@@ -76,13 +75,9 @@ pub enum EnqueueError {
 /// Takes records in order and says later which of them the broker has.
 ///
 /// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
-/// behind it is delivered. Dropping a sink leaves what was not acked undelivered, or delivered without anybody knowing:
-/// never counted as delivered.
+/// behind it is delivered. What is not acked when a sink is dropped never counts as delivered.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks.
-    ///
-    /// # Errors
-    /// [`EnqueueError`]; the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
 
     /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call
@@ -135,9 +130,6 @@ impl AnySink {
     }
 
     /// Makes a sink that writes in transactions, where no older one of this id can write any more.
-    ///
-    /// # Errors
-    /// Those of [`KafkaSink::transactional`]; [`Kind::Bug`] where the bus has no transactions.
     pub(crate) async fn transactional(config: &Config, of: &Transactional) -> Result<AnySink> {
         match config.sink {
             SinkKind::Kafka => Ok(AnySink::from(KafkaSink::transactional(&config.kafka, of).await?)),
@@ -145,11 +137,15 @@ impl AnySink {
         }
     }
 
-    pub(crate) fn handle(&self) -> SinkHandle {
+    fn kafka(&self) -> Option<&KafkaSink> {
         match self {
-            AnySink::Kafka(sink) => SinkHandle::Kafka(sink.producer()),
-            AnySink::Stdout(_) | AnySink::Null(_) => SinkHandle::Local,
+            AnySink::Kafka(sink) => Some(sink),
+            AnySink::Stdout(_) | AnySink::Null(_) => None,
         }
+    }
+
+    pub(crate) fn handle(&self) -> SinkHandle {
+        self.kafka().map_or(SinkHandle::Local, |sink| SinkHandle::Kafka(sink.producer()))
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -158,41 +154,31 @@ impl AnySink {
 
     /// Whether the bus answers, to be woken at each change.
     pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
-        match self {
-            AnySink::Kafka(sink) => sink.watch_connection(),
-            AnySink::Stdout(_) | AnySink::Null(_) => watch::channel(Connection::Up).1,
-        }
+        self.kafka().map_or_else(|| watch::channel(Connection::Up).1, KafkaSink::watch_connection)
     }
 
     /// The `max` topics that got most records from this sink, and how many, most first; none where the bus does not tell.
     pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
-        match self {
-            AnySink::Kafka(sink) => sink.busiest_topics(max),
-            AnySink::Stdout(_) | AnySink::Null(_) => Vec::new(),
-        }
+        self.kafka().map_or_else(Vec::new, |sink| sink.busiest_topics(max))
     }
 
     /// The average time that the slowest broker took to answer requests of late, where librdkafka reports it.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        match self {
-            AnySink::Kafka(sink) => sink.round_trip(),
-            AnySink::Stdout(_) | AnySink::Null(_) => None,
-        }
+        self.kafka()?.round_trip()
     }
 
     /// Asks which of `topics` are not there. Creates none.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        match self {
-            AnySink::Kafka(sink) => sink.missing(topics, timeout).await,
-            AnySink::Stdout(_) | AnySink::Null(_) => Ok(Vec::new()),
+        match self.kafka() {
+            Some(sink) => sink.missing(topics, timeout).await,
+            None => Ok(Vec::new()),
         }
     }
 
     /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
     pub(crate) async fn close(self) {
-        match self {
-            AnySink::Kafka(sink) => sink.close().await,
-            AnySink::Stdout(_) | AnySink::Null(_) => {}
+        if let AnySink::Kafka(sink) = self {
+            sink.close().await;
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel};
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::{Duration, timeout};
 
 use super::{Delivery, EnqueueError, Sink};
@@ -26,7 +26,8 @@ static WRITES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 pub struct StdoutSink {
     lines: Sender<Line>,
     deliveries: UnboundedReceiver<Delivery>,
-    writer: AbortHandle,
+    /// The task that writes, which ends with the sink.
+    _writer: JoinSet<()>,
     full: bool,
 }
 
@@ -57,8 +58,8 @@ impl StdoutSink {
     fn on(output: impl AsyncWrite + Send + Unpin + 'static) -> StdoutSink {
         let (lines, queue) = channel(LINES_MAX);
         let (report, deliveries) = unbounded_channel();
-        let writer = tokio::spawn(write(queue, report, output)).abort_handle();
-        StdoutSink { lines, deliveries, writer, full: false }
+        let writer = JoinSet::from_iter([write(queue, report, output)]);
+        StdoutSink { lines, deliveries, _writer: writer, full: false }
     }
 }
 
@@ -85,12 +86,6 @@ impl Sink for StdoutSink {
             // The writer is gone, and has said why.
             std::future::pending().await
         }
-    }
-}
-
-impl Drop for StdoutSink {
-    fn drop(&mut self) {
-        self.writer.abort();
     }
 }
 

@@ -18,7 +18,6 @@ use crate::template::ColumnType;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
-/// Publication and table in the catalogs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Catalog {
     /// Identifies the session, to find a pooler.
@@ -33,8 +32,7 @@ pub(crate) struct Catalog {
     pub members: Vec<Member>,
     /// Up to a hundred other tables that were added to the publication by name.
     pub other_tables: Vec<String>,
-    /// The base types, with the modifiers of domains, by the OIDs of domains, of arrays of enums, and of the types
-    /// of the table's columns.
+    /// Base types, with the modifiers of domains, by OID: of domains, arrays of enums, and types of the table's columns.
     #[serde(default)]
     pub base_types: HashMap<u32, ColumnType>,
 }
@@ -186,9 +184,7 @@ impl Fingerprint {
 
 /// Whether every event that was inserted between the two reads is in the stream, as far as catalogs can tell. Added columns, other
 /// tables, owners and renamed columns (the assembler finds those) are harmless.
-///
-/// # Errors
-/// [`Kind::Publication`]: the change, the events that may be missing, the remedy.
+/// Errors: [`Kind::Publication`]: the change, the events that may be missing, the remedy.
 pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);

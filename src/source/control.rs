@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, watch};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::config::{SlotName, TableName};
+use crate::config::{Config, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
@@ -28,48 +28,33 @@ const PAIR: &str = include_str!("../../sql/source/pair.sql");
 /// The longest interval of pings: a dead session is noticed within this and the query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// Shorter than the client's limit: the server ends a statement that waits for a lock, and the session stays usable. Does not end
-/// the wait of a commit for synchronous standbys.
+/// Shorter than the client's limit: the session outlives a wait for a lock. Does not end a commit's wait for standbys.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// The objects that the control session reads.
-#[derive(Debug, Clone)]
-pub(crate) struct Watched {
-    pub slot: SlotName,
-    pub publication: String,
-    pub tables: Vec<TableName>,
-    pub pending: Vec<Pending>,
-    /// The server ends the session after this time without a message.
-    pub silence: Duration,
+#[derive(Debug)]
+struct Watched {
+    source: SourceConfig,
+    outboxes: Vec<OutboxConfig>,
 }
 
-/// An outbox table with a condition for pending rows.
-#[derive(Debug, Clone)]
-pub(crate) struct Pending {
-    /// The outbox's index.
-    pub outbox: usize,
-    pub table: TableName,
-    /// The columns of the row key, the id first.
-    pub key_columns: Vec<String>,
-    /// The operator's SQL condition.
-    pub condition: String,
-    /// The limit of one query.
-    pub rows_max: usize,
-}
+/// The greatest number of pending rows that one query of an outbox gives.
+const PENDING_ROWS_MAX: usize = 500;
 
 /// A pending row: its outbox, and the values of its key.
 pub(crate) type PendingRow = (usize, Vec<String>);
 
-impl Pending {
-    /// Selects the outbox's index and the keys of pending rows.
-    fn sql(&self) -> Result<String> {
-        let table = quote_table(&self.table)?;
-        let columns = self.key_columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-        let (id, condition) = (columns.first().cloned().unwrap_or_default(), &self.condition);
-        let key: String = columns.iter().map(|column| format!(", {column}")).collect();
-        let (outbox, rows_max) = (self.outbox, self.rows_max);
-        Ok(format!("select {outbox}{key} from {table} where ({condition}\n) and {id} is not null limit {rows_max}; "))
-    }
+/// Selects the index of `outbox`, and the keys of its pending rows; none where rows do not say that they are pending.
+fn pending_sql(number: usize, outbox: &OutboxConfig) -> Result<Option<String>> {
+    let (Some(table), Some(condition)) = (outbox.source.table(), &outbox.upkeep.pending) else { return Ok(None) };
+    let table = quote_table(table)?;
+    // The id comes first.
+    let columns = outbox.key_columns().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+    let id = columns.first().cloned().unwrap_or_default();
+    let key: String = columns.iter().map(|column| format!(", {column}")).collect();
+    Ok(Some(format!(
+        "select {number}{key} from {table} where ({condition}\n) and {id} is not null limit {PENDING_ROWS_MAX}; "
+    )))
 }
 
 /// The present state of slot and WAL, never to be confirmed.
@@ -111,6 +96,15 @@ pub(crate) enum ControlEnd {
     Lost(Error),
 }
 
+impl From<ControlEnd> for Error {
+    fn from(end: ControlEnd) -> Error {
+        match end {
+            ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+            ControlEnd::Lost(error) => error,
+        }
+    }
+}
+
 /// A handle to the control session; clones share it, and it ends with the last of them.
 ///
 /// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
@@ -128,12 +122,13 @@ struct Shared {
 
 impl Control {
     /// Bounds the session's statements, and keeps it alive from a task on the current runtime.
-    pub(crate) async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
+    pub(crate) async fn start(session: SqlSession, config: &Config) -> Result<Control> {
         bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
-        let (closed, interval) = (session.closed(), (watched.silence / 3).min(PING_INTERVAL_MAX));
+        let (closed, interval) = (session.closed(), (config.source.wal_sender_timeout / 3).min(PING_INTERVAL_MAX));
         let (ended, receiver) = watch::channel(None);
         let session = Mutex::new(Some(Arc::new(session)));
-        let shared = Arc::new(Shared { session, watched: Arc::new(watched), ended });
+        let watched = Arc::new(Watched { source: config.source.clone(), outboxes: config.outboxes.clone() });
+        let shared = Arc::new(Shared { session, watched, ended });
         tokio::spawn(keep_alive(Arc::downgrade(&shared), interval, closed, receiver));
         Ok(Control(shared))
     }
@@ -147,14 +142,13 @@ impl Control {
         }
     }
 
-    /// Publication and each of the tables as they are now, in their order, for [`crate::source::catalog::compare`]. With `before`,
-    /// the answer has new names after a rename.
+    /// Publication and each table as they are now. With `before`, the answer has new names after a rename.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);
         let look = |session: Arc<SqlSession>| async move {
-            let mut now = Vec::with_capacity(watched.tables.len());
-            for (number, table) in watched.tables.iter().enumerate() {
-                let (client, publication) = (session.client(), &watched.publication);
+            let mut now = Vec::new();
+            for (number, table) in watched.outboxes.iter().filter_map(|outbox| outbox.source.table()).enumerate() {
+                let (client, publication) = (session.client(), &watched.source.publication);
                 let catalog = Catalog::read(client, publication, Some(table), before.get(number)).await?;
                 now.push(Fingerprint::of(&catalog, publication, table));
             }
@@ -167,19 +161,18 @@ impl Control {
     pub(crate) async fn wal_position(&self) -> Result<WalPosition> {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
-            let params = [(&watched.slot.as_str() as _, Type::TEXT)];
+            let params = [(&watched.source.slot.as_str() as _, Type::TEXT)];
             one_json(session.client(), "reading the position of the log", SLOT, &params).await
         };
         self.ask(position).await
     }
 
-    /// The keys of pending rows, a bounded number of each outbox, and the end of the WAL after they were read. An error can also
-    /// be about a changed table or condition.
+    /// Keys of pending rows, and the end of the WAL after they were read. An error can be about a changed table or condition.
     pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
         const DOING: &str = "looking for pending rows";
         let mut sql = String::new();
-        for pending in &self.0.watched.pending {
-            sql.push_str(&pending.sql()?);
+        for (number, outbox) in self.0.watched.outboxes.iter().enumerate() {
+            sql.extend(pending_sql(number, outbox)?);
         }
         // In statements of their own, one after the other: each sees what committed before it.
         sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
@@ -235,9 +228,6 @@ impl Control {
     }
 
     /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.
-    ///
-    /// # Errors
-    /// Those of the question; [`Kind::PostgresUnreachable`] once the session is over.
     pub(crate) async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
@@ -257,7 +247,9 @@ impl Shared {
     {
         let mut turn = self.session.lock().await;
         let is_over = self.ended.borrow().is_some();
-        let Some(session) = turn.clone().filter(|_| !is_over) else { return Err(self.why_over()) };
+        let Some(session) = turn.clone().filter(|_| !is_over) else {
+            return Err(self.ended.borrow().clone().map_or_else(gone, Error::from));
+        };
         let answer = question(Arc::clone(&session)).await;
         let end = match &answer {
             Ok(_) | Err(QueryError::Refused { .. }) => None,
@@ -280,16 +272,6 @@ impl Shared {
             ended.get_or_insert(end);
             is_first
         });
-    }
-
-    fn why_over(&self) -> Error {
-        match &*self.ended.borrow() {
-            Some(ControlEnd::Lost(error)) => error.clone(),
-            Some(ControlEnd::ServerShuttingDown) => {
-                Error::new(Kind::PostgresUnreachable, "the server is shutting down")
-            }
-            None => gone(),
-        }
     }
 }
 
@@ -328,7 +310,6 @@ async fn keep_alive(
     }
 }
 
-/// The server's timeline.
 pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     // The name of a segment begins with its timeline.
     let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";

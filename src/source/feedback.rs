@@ -16,7 +16,6 @@ const INTERVAL_MAX: Duration = Duration::from_secs(10);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between requested replies without progress.
 const REPLY_INTERVAL: Duration = Duration::from_millis(10);
-/// Bounds of the timeout.
 const TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,13 +78,11 @@ impl Feedback {
         self.asked_at = None;
     }
 
-    /// A keepalive asked for a reply.
     pub(crate) fn reply_requested(&mut self) {
         self.reply_due = true;
     }
 
-    /// Reading stops or goes on (P5). While it is stopped, the server's silence cannot be judged, and the kernel watches the
-    /// statuses that are sent.
+    /// Reading stops or goes on (P5). While it is stopped, silence says nothing, and the kernel watches what is sent.
     pub(crate) fn set_reading(&mut self, reading: bool, now: Instant) {
         if reading && !self.reading {
             self.heard(now);
@@ -134,8 +131,7 @@ impl Feedback {
         (self.reading && self.asked_at.is_none()).then(|| self.heard_at + self.timeout / 2)
     }
 
-    /// The whole timeout after the last bytes, and half of it after the request: if this process stood still, it reads the answer
-    /// in the socket first.
+    /// The whole timeout after the last bytes, and half after the request: a process that stood still reads the socket first.
     fn dead_at(&self) -> Option<Instant> {
         let asked_at = self.asked_at.filter(|_| self.reading)?;
         Some((self.heard_at + self.timeout).max(asked_at + self.timeout / 2))

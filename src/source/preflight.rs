@@ -31,11 +31,8 @@ pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 
 /// Reads all that [`judge()`] needs from the catalogs, without a change and without a wait for a lock.
 ///
-/// Judges the version, because older servers refuse the other queries. Each statement is a transaction, so that a pooler that
-/// assigns servers by transaction is found.
-///
-/// # Errors
-/// [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
+/// Judges the version, because older servers refuse the other queries. One transaction a statement finds a pooler.
+/// Errors: [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
 /// for a server that is too old or behind a transaction pooler. Times out by itself.
 pub(crate) async fn inspect(
     client: &Client,
@@ -94,7 +91,6 @@ fn pooled() -> Error {
         .remedy("connect to Postgres itself, or to a pool in session mode: session settings do not survive the others")
 }
 
-/// Everything [`inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub server: Server,
@@ -103,8 +99,7 @@ pub(crate) struct Facts {
     pub slot: Option<Slot>,
     /// The end of the WAL before the catalogs were read.
     pub wal_end: Lsn,
-    /// Publication and table: one for each outbox table, in the order of the configuration. Without a table, one with the
-    /// publication alone.
+    /// Publication and table, one for each outbox table, in their order; without a table, one with the publication alone.
     pub catalogs: Vec<Catalog>,
 }
 
@@ -147,8 +142,7 @@ impl Facts {
         Facts { slot: Some(slot), ..self.clone() }
     }
 
-    /// The same after a `walrelay setup` that makes a missing slot, with the publication if that is missing, too. It makes no
-    /// publication for an existing slot.
+    /// The same after a `walrelay setup` that makes a missing slot and then a missing publication, none for an existing slot.
     #[must_use]
     pub(crate) fn as_set_up(&self, tables: &[&TableName]) -> Facts {
         if self.slot.is_some() {
@@ -195,8 +189,7 @@ pub(crate) struct Server {
     pub synchronized_standby_slots: Option<String>,
     /// Names in `synchronized_standby_slots` that are no physical slot of this server.
     pub standby_slots_missing: Vec<String>,
-    /// Slots of standbys, and of other receivers of the whole WAL, that are connected. A setting that names another one
-    /// stops delivery.
+    /// Connected slots of standbys and other receivers of all WAL. A setting that names another one stops delivery.
     pub physical_slots: Vec<String>,
 }
 
@@ -251,7 +244,6 @@ impl Slot {
             && !self.two_phase
     }
 
-    /// The reason why the slot is lost.
     pub(crate) fn lost(&self) -> Option<&str> {
         match self.invalidation_reason.as_deref() {
             Some(reason) => Some(reason),
@@ -299,7 +291,6 @@ fn noted(texts: Vec<String>) -> Vec<Warning> {
     texts.into_iter().map(Warning::note).collect()
 }
 
-/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// The name of the check, as `walrelay doctor` prints it. Several findings may have one name and subject.
@@ -317,9 +308,6 @@ impl Finding {
 /// Whether the slot can be streamed with every event in the stream. Returns warnings, a sentence each.
 ///
 /// An active slot is no fault: the server decides at the start of the stream. Pass the arguments of [`inspect`].
-///
-/// # Errors
-/// The first fault of [`survey`], with what to do.
 pub(crate) fn judge(
     facts: &Facts,
     slot: &SlotName,
@@ -712,7 +700,6 @@ impl Published<'_> {
 /// Other tables that an error or a warning names.
 const NAMED_MAX: usize = 4;
 
-/// Published tables that are no outbox.
 fn other_tables(catalog: &Catalog, outboxes: &[&TableName]) -> Vec<String> {
     let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
     catalog.other_tables.iter().filter(|name| !is_outbox(name)).take(NAMED_MAX).cloned().collect()

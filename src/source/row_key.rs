@@ -14,12 +14,9 @@ pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index ove
 
 /// Finds the row keys of these outboxes. Skips a missing table, which other checks report.
 ///
-/// Columns of the key beside the id are read where rows are marked, deleted, parked, polled, or read for a Kafka transaction. Other
-/// relays read the columns of their records only.
-///
-/// # Errors
-/// [`Kind::Config`] with the remedy in SQL where the row key is necessary and missing, and where one outbox is a partition of another;
-/// those of the connection.
+/// Columns of the key beside the id are read where rows are marked, deleted, parked, polled, or read for a Kafka transaction.
+/// Errors: [`Kind::Config`] with the SQL for a necessary row key, and where one outbox is a partition of another; of the
+/// connection.
 pub(crate) async fn find(
     client: &Client,
     source: &SourceConfig,
@@ -58,7 +55,6 @@ pub(crate) async fn find(
     Ok(())
 }
 
-/// The row key is necessary and missing.
 fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool) -> Result<Error> {
     let upkeep = &outbox.upkeep;
     let (key, what) = match (upkeep.mark.is_some(), upkeep.delete, upkeep.mark_failed.is_some()) {

@@ -41,10 +41,8 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) enum WalMessage<'a> {
     /// One message of the output plugin.
     Data {
-        /// Its LSN, or 0/0 where it has none, such as a table's description. Never to be confirmed: a row's LSN can be below
-        /// LSNs that earlier commits confirmed.
+        /// Its LSN, or 0/0 such as for a table's description. Never to be confirmed: it can be below confirmed LSNs.
         wal_start: Lsn,
-        /// The end of the server's WAL at that time.
         wal_end: Lsn,
         body: &'a [u8],
     },
@@ -72,17 +70,14 @@ pub(crate) struct Notice {
     pub routine: String,
 }
 
-/// A status update for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Status {
     pub received: Lsn,
     /// Everything below is acked, and the position is stored (P1).
     pub confirmed: Lsn,
-    /// Whether the server shall send a keepalive.
     pub reply_requested: bool,
 }
 
-/// The result of [`WalStream::ready_io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Io {
     pub received_bytes: usize,
@@ -147,9 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
 
     /// Takes the next message, or `None` until more bytes have arrived. Copies nothing. `open_transaction` is the commit LSN
     /// of the transaction that the messages before began, for an error's remedy.
-    ///
-    /// # Errors
-    /// What the server reported, a message too large or malformed, or a setting it dropped.
+    /// Errors: what the server reported, a message too large or malformed, or a setting it dropped.
     pub(crate) fn next(&mut self, open_transaction: Option<Lsn>) -> Result<Option<WalMessage<'_>>> {
         let Some(frame) = self.take_frame(open_transaction)? else { return Ok(None) };
         let act = While::Streaming(self.slot.as_str());
@@ -187,8 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.received
     }
 
-    /// Queues a status, replacing one that is not under way yet. `confirmed` never goes back on this connection and is
-    /// cut to what was received on it.
+    /// Queues a status in place of one that waits. `confirmed` never goes back, and never exceeds what was received here.
     pub(crate) fn queue_status(&mut self, status: Status) {
         self.confirmed = self.confirmed.max(status.confirmed.min(self.received));
         let received = status.received.min(self.received).max(self.confirmed);
@@ -228,10 +220,8 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
 
     /// Waits until bytes arrive (if `read`) or everything queued is written (if something is), whichever is first.
     /// Waits for ever where there is neither to do. Safe to cancel.
-    ///
-    /// # Errors
-    /// The connection failed or ended; messages that arrived before can still be taken. A failed write is reported only after
-    /// what the server sent before it, which may name the reason.
+    /// Errors: the connection failed or ended; messages that arrived before can still be taken. A failed write is
+    /// reported only after what the server sent before it, which may name the reason.
     pub(crate) async fn ready_io(&mut self, read: bool) -> Result<Io> {
         poll_fn(|cx| self.poll_io(cx, read)).await
     }
@@ -242,9 +232,8 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     }
 
     /// Sends a last status and ends the stream, dropping what still arrives.
-    ///
-    /// # Errors
-    /// The server's end did not come by `deadline`, or the connection failed: the last status may not have counted.
+    /// Errors: the server's end did not come by `deadline`, or the connection failed: the last status may not have
+    /// counted.
     pub(crate) async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {
         self.queue_status(last);
         if self.end > End::Open {
@@ -412,7 +401,6 @@ fn lsn_of(beginning: &[u8]) -> Option<Lsn> {
     cursor.u64().map(Lsn::new)
 }
 
-/// The body of a `NoticeResponse`, without its details.
 fn notice(body: &[u8]) -> Notice {
     let fields = ErrorFields::parse(body);
     Notice {
@@ -422,8 +410,7 @@ fn notice(body: &[u8]) -> Notice {
     }
 }
 
-/// A status update as a whole message: the confirmed LSN is also the flushed and the applied one. The time is for the server's
-/// views only.
+/// A status update as a whole message: the confirmed LSN is also the flushed and the applied one.
 fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
     let mut frame = [0; STATUS_FRAME_BYTES];
     let confirmed = status.confirmed.as_u64().to_be_bytes();
@@ -496,9 +483,7 @@ fn not_finished(slot: &SlotName) -> Error {
 const SKIPPED_PUBLICATION: &str = "55000";
 
 /// Judges a notice that came inside the stream. Most are for the log.
-///
-/// # Errors
-/// [`Kind::Publication`] where it says that changes are being skipped (P8).
+/// Errors: [`Kind::Publication`] where it says that changes are being skipped (P8).
 pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()> {
     // With the same code. Nothing is skipped: the changes come as soon as the standby has them.
     if notice.routine == WAITS_FOR_STANDBY {

@@ -12,7 +12,6 @@ use crate::position::{Lsn, Position};
 use crate::postgres::replication::TimelineSwitch;
 use crate::state::{ServerIdentity, Stored};
 
-/// What the slot and the catalogs say now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotNow {
     pub name: String,
@@ -26,7 +25,6 @@ pub(crate) struct SlotNow {
     pub message_prefixes: Vec<String>,
 }
 
-/// Where delivery goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     /// Everything up to here counts as delivered.
@@ -44,9 +42,7 @@ pub(crate) struct Start {
 /// slot's position replaces one that does not belong here, with a note per mismatch; where all belongs together,
 /// `adopt` changes nothing. The position returned is never beyond `wal_end`, and without `adopt` neither beyond what
 /// is stored nor behind `slot.confirmed_flush`.
-///
-/// # Errors
-/// [`Kind::PositionMismatch`], with what to verify and what `--adopt-slot` may lose.
+/// Errors: [`Kind::PositionMismatch`], with what to verify and what `--adopt-slot` may lose.
 pub(crate) fn reconcile(
     stored: Option<&Stored>,
     now: &ServerIdentity,
@@ -96,10 +92,8 @@ pub(crate) struct Gap {
 
 /// Whether what is stored belongs to this server, and to a slot that lacks events which the table has. As
 /// [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero.
-///
-/// # Errors
-/// [`Kind::PositionMismatch`]: it belongs to another server, timeline or slot, to a log that is not there, or to events
-/// that are in no table.
+/// Errors: [`Kind::PositionMismatch`]: of another server, timeline or slot, a log that is not there, or events in no
+/// table.
 pub(crate) fn gap(
     stored: &Stored,
     now: &ServerIdentity,
@@ -137,7 +131,6 @@ struct Comparison {
 /// One reason why the stored value does not belong to this server and slot.
 struct Mismatch {
     cause: String,
-    /// What to look at before choosing.
     verify: &'static str,
     /// What giving up the stored position may cost.
     risk: &'static str,

@@ -15,7 +15,6 @@ use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
 use crate::state::Stored;
 
-/// The only partition of the topic.
 const PARTITION: i32 = 0;
 
 /// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the records that were sent before.
@@ -30,10 +29,7 @@ impl KafkaStore {
     /// Looks at the topic and creates it where it is missing. May take up to half a minute. Nothing is retried.
     ///
     /// Needs the right to describe and read the topic, and to create topics only where it is missing.
-    ///
-    /// # Errors
-    /// [`Kind::KafkaRefused`] where the topic is not fit to keep a position or cannot be created, with the command that
-    /// helps.
+    /// Errors: [`Kind::KafkaRefused`] for a topic that is not fit or cannot be created, with the command that helps.
     pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
@@ -42,10 +38,8 @@ impl KafkaStore {
     }
 
     pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
-        let options = Options::reader(&self.config)?;
-        let (topic, key) = (self.topic.clone(), self.key.clone());
-        let value = blocking(&self.producer, move || newest(options, &topic, key.as_bytes())).await?;
-        value.map(|value| decode(&value, &self.topic, &self.key)).transpose()
+        let (options, topic, key) = (Options::reader(&self.config)?, self.topic.clone(), self.key.clone());
+        blocking(&self.producer, move || newest(options, &topic, &key)).await
     }
 
     /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
@@ -61,21 +55,18 @@ impl KafkaStore {
 
 /// The newest record of this key, for those who have no producer; none where there is no topic. Creates nothing.
 pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Option<Stored>> {
-    let options = Options::reader(config)?;
-    let (topic, key) = (state.topic.clone(), state.key.clone());
+    let (options, topic, key) = (Options::reader(config)?, state.topic.clone(), state.key.clone());
     let read = tokio::task::spawn_blocking(move || {
         let reader = TopicReader::open(options.clone(), Isolation::ReadCommitted, None)?;
         match look(&reader, &topic)?.partitions.is_empty() {
             true => Ok(None),
-            false => newest(options, &topic, key.as_bytes()),
+            false => newest(options, &topic, &key),
         }
     });
-    let value = read.await.map_err(|error| Error::new(Kind::Bug, error))??;
-    value.map(|value| decode(&value, &state.topic, &state.key)).transpose()
+    read.await.map_err(|error| Error::new(Kind::Bug, error))?
 }
 
-/// Runs `work`, which blocks, off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work
-/// then ends by its own deadline.
+/// Runs `work`, which blocks and ends by its own deadline, off the runtime. Where Kafka refuses us, that explains more.
 async fn blocking<T: Send + 'static>(
     producer: &Producer,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -220,7 +211,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const OPEN_RETRY: Duration = Duration::from_millis(20);
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
-fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
+fn newest(options: Options, topic: &str, key: &str) -> Result<Option<Stored>> {
     let read = || {
         let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
         let end = everything.span(topic, PARTITION)?.end;
@@ -228,7 +219,7 @@ fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> 
         let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
         let mut newest = None;
         reader.read(topic, &spans, &mut |message| {
-            if message.key == Some(key) {
+            if message.key == Some(key.as_bytes()) {
                 newest = message.value.map(<[u8]>::to_vec);
             }
             ControlFlow::Continue(())
@@ -238,7 +229,8 @@ fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> 
     // No event waits for the topic.
     let refused =
         |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
-    read().map_err(refused)
+    let value = read().map_err(refused)?;
+    value.map(|value| decode(&value, topic, key)).transpose()
 }
 
 /// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
@@ -304,8 +296,7 @@ fn encode(stored: &Stored) -> Result<Vec<u8>> {
         .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written: {error}")))
 }
 
-/// # Errors
-/// [`Kind::KafkaRefused`]: the record is not a position, or one of a newer layout.
+/// Errors: [`Kind::KafkaRefused`] where the record is not a position, or one of a newer layout.
 fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let place = format!("the record with key {key:?} in topic {topic}");
     let foreign = |error: serde_json::Error| {
@@ -331,7 +322,7 @@ mod tests {
 
     use rdkafka::ClientConfig;
     use rdkafka::mocking::MockCluster;
-    use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer as _};
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 
     use super::*;
     use crate::config::StoreKind;
@@ -407,52 +398,10 @@ mod tests {
 
     const TOPIC: &str = "walrelay.state";
 
-    struct Lab {
-        _cluster: MockCluster<'static, DefaultProducerContext>,
-        config: KafkaConfig,
-        sink: KafkaSink,
-    }
-
-    /// The mock cluster creates no topics on request and describes no settings; a real broker does both.
-    fn lab(partitions: i32) -> Lab {
-        let cluster = MockCluster::new(1).unwrap();
-        cluster.create_topic(TOPIC, partitions, 1).unwrap();
-        let config = KafkaConfig {
-            id_headers: Vec::new(),
-            brokers: cluster.bootstrap_servers(),
-            properties: BTreeMap::new(),
-            max_in_flight_bytes: 1 << 20,
-            max_in_flight_events: 100,
-        };
-        let sink = KafkaSink::connect(&config).unwrap();
-        Lab { _cluster: cluster, config, sink }
-    }
-
-    fn state(key: &str) -> StateConfig {
-        StateConfig { store: StoreKind::Kafka, topic: TOPIC.to_owned(), key: key.to_owned(), adopt_slot: false }
-    }
-
-    async fn open(lab: &Lab, key: &str) -> Result<KafkaStore> {
-        KafkaStore::open(&lab.config, &state(key), lab.sink.producer()).await
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn the_newest_position_of_each_key_is_read_back() {
-        let lab = lab(1);
-        let mut orders = open(&lab, "orders").await.unwrap();
-        let mut others = open(&lab, "others").await.unwrap();
-        assert_eq!(orders.load().await, Ok(None));
-        for end_lsn in 1..=50 {
-            orders.store(&stored(end_lsn)).await.unwrap();
-            others.store(&stored(end_lsn * 1000)).await.unwrap();
-        }
-        assert_eq!(orders.load().await, Ok(Some(stored(50))));
-        assert_eq!(others.load().await, Ok(Some(stored(50_000))));
-        assert_eq!(open(&lab, "third").await.unwrap().load().await, Ok(None));
-    }
-
     #[test]
-    fn a_topic_that_is_not_compacted_keeps_no_position() {
+    fn a_topic_that_is_not_compacted_or_has_several_partitions_keeps_no_position() {
+        let error = judge("t", 2, None).unwrap_err();
+        assert!(error.kind() == Kind::KafkaRefused && error.cause().contains("2 partitions"), "{error}");
         for fit in [None, Some("compact"), Some("delete, compact")] {
             assert_eq!(judge("t", 1, fit), Ok(()));
         }
@@ -462,24 +411,26 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_topic_with_more_than_one_partition_keeps_no_position() {
-        let lab = lab(2);
-        let error = open(&lab, "orders").await.err().unwrap();
-        assert_eq!(error.kind(), Kind::KafkaRefused);
-        assert!(error.cause().contains("2 partitions"), "{error}");
-        assert!(error.what_to_do().is_some());
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
     async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_the_position() {
-        let lab = lab(1);
-        let mut store = open(&lab, "orders").await.unwrap();
-        lab.sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
+        // The mock cluster creates no topics on request and describes no settings; a real broker does both.
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic(TOPIC, 1, 1).unwrap();
+        let config = KafkaConfig {
+            id_headers: Vec::new(),
+            brokers: cluster.bootstrap_servers(),
+            properties: BTreeMap::new(),
+            max_in_flight_bytes: 1 << 20,
+            max_in_flight_events: 100,
+        };
+        let (topic, key) = (TOPIC.to_owned(), "orders".to_owned());
+        let state = StateConfig { store: StoreKind::Kafka, topic, key, adopt_slot: false };
+        let sink = KafkaSink::connect(&config).unwrap();
+        let mut store = KafkaStore::open(&config, &state, sink.producer()).await.unwrap();
+        sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
         assert_eq!(store.load().await.unwrap_err().kind(), Kind::KafkaRefused);
         store.store(&stored(7)).await.unwrap();
         assert_eq!(store.load().await, Ok(Some(stored(7))));
-        let producer: BaseProducer =
-            ClientConfig::new().set("bootstrap.servers", &lab.config.brokers).create().unwrap();
+        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().unwrap();
         producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
         producer.flush(Duration::from_secs(30)).unwrap();
         assert_eq!(store.load().await, Ok(None));

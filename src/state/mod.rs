@@ -13,7 +13,6 @@ pub(crate) mod check;
 pub(crate) mod kafka;
 pub(crate) mod postgres;
 
-/// Which server, by what it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
     /// `system_identifier`: given at initdb, kept by every physical copy.
@@ -89,7 +88,6 @@ pub enum Rows {
     All,
     None,
     Pending,
-    /// Rows of this time or later.
     Since(String),
     /// Rows that `published` does not have.
     Unpublished,
@@ -109,15 +107,9 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
     })
 }
 
-/// The value stored under this configuration's key. None where nothing is stored, or the store is the slot, which keeps
-/// only a position.
+/// The value stored under this configuration's key; none where the store is the slot, which keeps only a position.
 ///
-/// Where the store is Kafka: a consumer that leaves no trace, which needs the right to read and describe the topic. May
-/// take half a minute. Nothing is created.
-///
-/// # Errors
-/// Those of Kafka or Postgres; [`KafkaRefused`](crate::error::Kind::KafkaRefused) and [`PositionMismatch`](crate::error::Kind::PositionMismatch) for what cannot be read, and
-/// [`PostgresRefused`](crate::error::Kind::PostgresRefused) for a table that may not be.
+/// Of Kafka it needs the right to read and describe the topic, and half a minute at most. Nothing is created.
 pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {
     match config.state.store {
         StoreKind::Kafka => kafka::load(&config.kafka, &config.state).await,

@@ -1,11 +1,13 @@
 //! The position in Postgres: in a table of its own, or nowhere but in the slot.
 
+use std::sync::Arc;
+
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::query::{OwnTable, QUERY_TIMEOUT, QueryError, bounded, one_text};
+use crate::postgres::query::{OwnTable, Param, QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
 use crate::state::Stored;
@@ -23,8 +25,7 @@ const POSITIONS: OwnTable = OwnTable {
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
 ///
-/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at intervals: otherwise every
-/// store causes the next one.
+/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at intervals.
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     control: Control,
@@ -44,12 +45,18 @@ impl PostgresStore {
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
-    /// Replaces it: durable when this returns.
+    /// Replaces it: durable when this returns, whatever `synchronous_commit` says.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
+        const DOING: &str = "storing the position";
         let value = serde_json::to_string(stored)
             .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))?;
         let key = self.key.clone();
-        self.control.ask(|session| async move { store(session.client(), &key, &value).await }).await
+        let store = |session: Arc<SqlSession>| async move {
+            let params: [Param<'_>; 2] = [(&key, Type::TEXT), (&value, Type::TEXT)];
+            let stored = session.client().execute_typed(STORE, &params);
+            written(bounded(DOING, QUERY_TIMEOUT, stored).await?)
+        };
+        self.control.ask(store).await
     }
 }
 
@@ -60,24 +67,15 @@ pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
         "missing" => Ok(None),
         "usable" => {
             let key = &config.state.key;
-            let text = text(session.client(), key).await?;
-            text.map(|text| read(key, &text)).transpose()
+            text(session.client(), key).await?.map(|text| read(key, &text)).transpose()
         }
         _ => Err(Error::new(Kind::PostgresRefused, "table walrelay.position may not be used")
             .remedy("use the relay's role, or grant this one what walrelay.position needs")),
     }
 }
 
-/// The JSON text kept under `key`.
 async fn text(client: &Client, key: &str) -> Result<Option<String>, QueryError> {
     one_text(client, "loading the position", LOAD, &[(&key as _, Type::TEXT)]).await
-}
-
-/// Keeps `value`, a JSON text, under `key`: durable when this returns, whatever `synchronous_commit` says.
-async fn store(client: &Client, key: &str, value: &str) -> Result<(), QueryError> {
-    let params = [(&key as _, Type::TEXT), (&value as _, Type::TEXT)];
-    let stored = client.execute_typed(STORE, &params);
-    written(bounded("storing the position", QUERY_TIMEOUT, stored).await?)
 }
 
 /// A trigger or rule can drop a row without an error: the position would not be stored.

@@ -26,8 +26,7 @@ const BY_PLACE: &str = "set enable_hashjoin = off; set enable_mergejoin = off";
 /// The retention of a table.
 #[derive(Debug, Clone)]
 pub struct Sweeper {
-    /// The table's name.
-    pub name: TableName,
+    pub(crate) name: TableName,
     /// The table's description in the catalogs.
     pub table: Table,
     /// The evidence that a row is published.
@@ -41,12 +40,10 @@ pub struct Sweeper {
     time_type: String,
 }
 
-/// The result of one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Swept {
+pub(crate) struct Swept {
     /// Old and published rows that no other session had locked.
     pub found: u64,
-    /// Deleted rows.
     pub deleted: u64,
     /// The latest time among the found rows, as text: the next batch begins there.
     pub last: Option<String>,
@@ -55,19 +52,16 @@ pub struct Swept {
 /// Rows that are older than the retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
-    /// Published rows.
-    pub published: u64,
+    pub(crate) published: u64,
     /// Rows that are not known to be published. They stay, whatever their age.
     pub unpublished: u64,
 }
 
 impl Sweeper {
-    /// Reads the description of an outbox's table, and the time before which rows are old; none for an outbox of messages.
-    /// Changes only settings of the session.
+    /// Reads the table's description, and the time before which rows are old; none for messages. Changes only session settings.
     ///
     /// # Errors
-    /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those
-    /// of the connection.
+    /// [`Kind::Config`] where no column has the time; [`Kind::Publication`] where there is no table; those of the connection.
     pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
         let Some(name) = outbox.source.table() else { return Ok(None) };
         const DOING: &str = "preparing to delete rows by their places";
@@ -126,7 +120,6 @@ impl Sweeper {
         }
     }
 
-    /// The error of a failed count or delete.
     fn explained(&self, doing: &str, failed: &QueryError) -> Error {
         let error = failed.error();
         let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
@@ -163,7 +156,7 @@ impl Sweeper {
 /// [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the `GRANT`;
 /// [`Kind::Config`] for an invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows;
 /// [`Kind::PostgresUnreachable`] where another session locks the whole table; those of the connection.
-pub async fn sweep(
+pub(crate) async fn sweep(
     client: &Client,
     sweeper: &Sweeper,
     published: Option<&Published>,
@@ -222,8 +215,7 @@ fn time_of<'t>(name: &TableName, configured: Option<&str>, table: &'t Table) -> 
 }
 
 const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
-/// The limit for a detach, which waits for transactions that use the table. After it the partition is half detached, and the next
-/// run completes that.
+/// The limit for a detach, which waits for transactions that use the table. The next run completes a half detached one.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A partition whose every row is older than the retention.
@@ -239,8 +231,7 @@ pub struct Partition {
     is_detaching: bool,
 }
 
-/// The partitions that end before the retention begins, oldest first. Reads their rows, changes nothing. Empty for a table that is
-/// not partitioned by ranges of its time column.
+/// Partitions that end before the retention begins, oldest first. Empty for a table not partitioned by ranges of its time.
 ///
 /// None can be dropped while the table `is_polled` and `published` rows are known by snapshots: a row that is written into a partition
 /// while it is detached is not read, and the next snapshot sees it.
@@ -300,8 +291,7 @@ impl Partition {
     }
 
     /// Detaches and drops the partition. Waits up to a minute for transactions that use the table, without blocking others. After a row
-    /// was written into it meanwhile, it is attached again; then, and where another session blocks, the result is the reason. For a
-    /// session that is [`bound`].
+    /// was written meanwhile, it is attached again; then, and where another session blocks, the result is the reason.
     ///
     /// A process that dies between the two leaves a separate table with the rows.
     ///
@@ -418,8 +408,7 @@ impl Basis {
                     also.join(",")
                 );
                 Ok(match &published.floor {
-                    // A row whose column is NULL may be older than the floor, and updated since: it does not count as
-                    // published.
+                    // A row whose column is NULL may be older than the floor, and updated since: it does not count.
                     Some(floor) => {
                         let floor = quote_literal(&floor.to_string())?;
                         format!("(({seen}) and not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))")
@@ -484,8 +473,7 @@ struct Here {
 /// The published rows of the table with this OID, by the stored state of a relay.
 ///
 /// # Errors
-/// [`Kind::PositionMismatch`] where the state is of another server, timeline or table, or rows of the table are still being read;
-/// those of the connection.
+/// [`Kind::PositionMismatch`] for another server, timeline or table, or while rows are still being read; of the connection.
 pub async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
     judge(&here(client).await?, stored, table_oid)
 }
@@ -538,20 +526,8 @@ mod tests {
     use crate::state::{CatchUp, Rows, ServerIdentity};
 
     #[test]
-    fn the_time_column_is_the_configured_one_or_a_timestamp_with_a_known_name() {
+    fn a_table_without_a_time_has_no_retention() {
         let name: TableName = "outbox".parse().unwrap();
-        let columns = table(vec![
-            Column::of("timestamp", "timestamptz"),
-            Column::of("created_at", "int8"),
-            Column::of("occurred_at", "timestamp"),
-            Column::of("day", "date"),
-        ]);
-        let found =
-            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base.sql.clone()));
-        assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), "timestamp without time zone".to_owned()));
-        assert_eq!(found(Some("day")).unwrap().1, "date");
-        assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);
-        assert_eq!(found(Some("gone")).unwrap_err().kind(), Kind::Publication);
         assert_eq!(time_of(&name, None, &table(vec![Column::of("day", "date")])).unwrap_err().kind(), Kind::Config);
     }
 

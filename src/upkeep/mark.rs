@@ -1,16 +1,15 @@
 //! Marks or deletes the rows of acked events, and reads and writes the parked events in the same session.
 
-use std::collections::{HashSet, VecDeque};
-use std::future::poll_fn;
+use std::collections::HashSet;
 use std::str;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::{Client, Row, Statement, ToStatement};
 
 use crate::config::{Config, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
@@ -67,7 +66,6 @@ pub struct Batch {
     pub xids: Vec<u32>,
 }
 
-/// Rows of one statement.
 struct Part<'a> {
     writer: &'a Writer,
     written: &'a Written,
@@ -181,8 +179,7 @@ impl Marker {
     /// without writes. A row whose key or id has changed since is not written. A transaction that locks of other
     /// sessions block is tried again for at most some twenty seconds; [`Marker::impatient`] does not try again. After
     /// an error nothing was written, unless the connection broke during the commit; a repetition is safe as far as the
-    /// assignments are. Safe to cancel: the next call, or the server after a minute, ends a transaction that was left
-    /// open.
+    /// assignments are. Safe to cancel: the next call, or the server after a minute, ends an open transaction.
     ///
     /// # Errors
     /// [`Kind::PostgresUnreachable`] where other sessions kept their locks, and for a lost connection: connect again.
@@ -239,8 +236,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Whether the session has ended.
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.session.client().is_closed()
     }
 
@@ -255,18 +251,14 @@ impl Marker {
     /// Those of the connection, and of a table that is gone or forbidden.
     pub async fn waiting(&self) -> Result<Vec<ParkedRef>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
-        let (_turn, client) = self.client().await?;
-        table.drop_orphans(client).await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&table.slot])).await?;
-        Ok(rows.iter().filter_map(|row| table.waiting(row).transpose()).collect::<Result<_, _>>()?)
+        table.drop_orphans(self.client().await?.1).await?;
+        self.parked_rows(INDEX, &[&table.slot], |table, row| table.waiting(row)).await
     }
 
     /// The first event of each aggregate that is due for a retry, `limit` at most, without those in `except`.
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<AggregateHead>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
-        let (_turn, client) = self.client().await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.due, &[&table.slot, &limit, &except])).await?;
-        Ok(rows.iter().filter_map(|row| table.head(row).transpose()).collect::<Result<_, _>>()?)
+        self.parked_rows(&table.due, &[&table.slot, &limit, &except], |table, row| table.head(row)).await
     }
 
     /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`.
@@ -275,12 +267,10 @@ impl Marker {
     /// As [`Marker::waiting`], and for a row of the table that makes no event.
     pub async fn held(&self, head: &AggregateHead, limit: Limit) -> Result<Vec<ParkedRow>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
-        let (_turn, client) = self.client().await?;
         let name = table.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
         let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
         let values: [&(dyn ToSql + Sync); 6] = [&table.slot, &name, &head.key, &head.id, &limit.events, &bytes];
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.events, &values)).await?;
-        Ok(rows.iter().map(|row| table.held(row, head.outbox)).collect::<Result<_, _>>()?)
+        self.parked_rows(&table.events, &values, |table, row| table.held(row, head.outbox).map(Some)).await
     }
 
     /// Outboxes in which a row that is set to pending requests a retry of its parked event.
@@ -308,9 +298,20 @@ impl Marker {
     /// Parked events that an operator asked to drop, without those in `except`: id, event, and failure.
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, ParkedRef, Failure)>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        self.parked_rows(DROPPED, &[&table.slot, &limit, &except], |table, row| table.dropped_event(row)).await
+    }
+
+    /// What `read` makes of the rows of a query of the table of parked events; nothing where it makes none.
+    async fn parked_rows<T>(
+        &self,
+        query: &(impl ToStatement + ?Sized + Sync),
+        values: &[&(dyn ToSql + Sync)],
+        read: impl Fn(&ParkedTable, &Row) -> Result<Option<T>, QueryError>,
+    ) -> Result<Vec<T>> {
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&table.slot, &limit, &except])).await?;
-        Ok(rows.iter().filter_map(|row| table.dropped_event(row).transpose()).collect::<Result<_, _>>()?)
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(query, values)).await?;
+        Ok(rows.iter().filter_map(|row| read(table, row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// The number of events of outboxes that are not configured that [`Marker::waiting`] dropped since the last call.
@@ -324,8 +325,7 @@ impl Marker {
         Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
     }
 
-    /// [`none_left_behind`], through this session.
-    pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
+    pub(crate) async fn none_left_behind(&self, config: &Config) -> Result<()> {
         let (_turn, client) = self.client().await?;
         none_left_behind(client, config).await
     }
@@ -424,13 +424,14 @@ fn written_to<'a>(writer: &'a Writer, index: usize, written: &'a Written, rows: 
     of.chunks(ROWS_PER_STATEMENT).map(|rows| Part { writer, written, rows: rows.to_vec() }).collect()
 }
 
-/// Writes the changes of the parked events.
+/// Writes the changes of the parked events. Each statement is sent when it is polled first, so that all are sent in their order
+/// before the first answer. The error is that of the first failed statement: in a transaction, later ones have no effect.
 async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
-        pipelined(events.iter().map(|event| table.park(client, event))).await?;
+        try_join_all(events.iter().map(|event| table.park(client, event))).await?;
     }
     for events in together(&batch.failed_again, |event| event.failure.cause.len()) {
-        pipelined(events.iter().map(|event| table.failed(client, event))).await?;
+        try_join_all(events.iter().map(|event| table.failed(client, event))).await?;
     }
     if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
 }
@@ -465,33 +466,6 @@ fn together<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item =
     })
 }
 
-/// Sends all statements, in their order, and waits for all answers. Each sends everything when it is polled first.
-///
-/// # Errors
-/// That of the first failed statement: in a transaction, the later ones had no effect.
-async fn pipelined<F, E>(statements: impl Iterator<Item = F>) -> Result<(), E>
-where
-    F: Future<Output = Result<(), E>>,
-{
-    let mut open: VecDeque<_> = statements.map(Box::pin).collect();
-    let mut sent = VecDeque::with_capacity(open.len());
-    poll_fn(|context| {
-        while let Some(mut next) = open.pop_front() {
-            match next.as_mut().poll(context) {
-                Poll::Pending => sent.push_back(next),
-                Poll::Ready(answer) => answer?,
-            }
-        }
-        Poll::Ready(Ok(()))
-    })
-    .await?;
-    // The server answers in the order of the statements.
-    for answer in sent {
-        answer.await?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -523,10 +497,9 @@ mod tests {
     #[tokio::test]
     async fn statements_are_sent_in_order_before_any_answer_and_the_first_error_counts() {
         let sent = RefCell::default();
-        assert_eq!(pipelined((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(()));
+        assert_eq!(try_join_all((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(vec![(); 3]));
         assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);
         let answer = |number| if number == 0 { Ok(()) } else { Err(number) };
-        assert_eq!(pipelined((0..3).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
-        assert_eq!(pipelined((0..0).map(|number| asked(number, &sent, Ok(())))).await, Ok(()));
+        assert_eq!(try_join_all((0..TOGETHER).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
     }
 }

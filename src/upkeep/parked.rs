@@ -1,8 +1,7 @@
 //! The parked events: the table `walrelay.parked`.
 //!
 //! One row holds one event with the columns of its record, so that a retry routes the event again. The events of an
-//! aggregate are in the order of `id`. Only the relay that has the slot inserts and removes events. Other sessions send
-//! requests through the column `asked`.
+//! aggregate are in the order of `id`. Only the relay with the slot writes events. Others write requests in column `asked`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,8 +64,7 @@ pub struct FailedAgain {
 /// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedEvent {
-    /// The row of the outbox.
-    pub row: RowId,
+    pub(crate) row: RowId,
     /// The key of its record. Events without a key have no order.
     pub key: Option<Vec<u8>>,
     /// The topic of its record; none if the event has no route.
@@ -86,8 +84,7 @@ pub struct ParkedEvent {
 /// A column of a parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedColumn {
-    /// The column's name.
-    pub name: String,
+    pub(crate) name: String,
     /// The OID and the modifier of its type.
     pub type_of: ColumnType,
     /// The value in the text form of Postgres.
@@ -134,12 +131,9 @@ impl ParkedEvent {
 /// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedRef {
-    /// The row of the outbox.
-    pub row: RowId,
-    /// The event's place.
-    pub place: Place,
-    /// The key of its record.
-    pub key: Option<Vec<u8>>,
+    pub(crate) row: RowId,
+    pub(crate) place: Place,
+    pub(crate) key: Option<Vec<u8>>,
     /// The topic that refuses the event, if that is the reason for parking.
     pub refused_by: Option<String>,
 }
@@ -164,8 +158,7 @@ pub struct ParkedRow {
     pub event: ParkedEvent,
     /// The class of its failure; [`BEHIND`] if it was not tried.
     pub class: String,
-    /// The cause of the last failed attempt.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
     /// The number of attempts.
     pub attempts: u32,
     /// Whether an operator requested to drop the event.
@@ -209,8 +202,7 @@ pub enum Parking {
 }
 
 impl Parking {
-    /// The choice of this configuration.
-    pub fn of(config: &Config) -> Parking {
+    pub(crate) fn of(config: &Config) -> Parking {
         if config.delivery.on_error == OnError::Park { Parking::On } else { Parking::Off }
     }
 }
@@ -247,9 +239,7 @@ const ORPHANS_MAX: i64 = 1_000;
 
 impl ParkedTable {
     /// Checks the table, creates it if that is configured and permitted, and prepares the statements.
-    ///
-    /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for a role that may create it; those of the connection.
+    /// Errors: [`Kind::PostgresRefused`] with the SQL for a role that may create it; those of the connection.
     pub(super) async fn open(
         client: &Client,
         slot: &SlotName,
@@ -461,7 +451,6 @@ fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
 
-/// Parked events of one outbox and key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Left {
     outbox: String,
@@ -473,8 +462,7 @@ struct Left {
 /// Checks that a relay of this configuration would deliver all parked events of the slot.
 ///
 /// # Errors
-/// [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT where the role may not
-/// read the table; those of the connection.
+/// [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT; those of the connection.
 pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
     match (PARKED.state(client).await?.as_str(), parks) {
@@ -505,9 +493,6 @@ pub async fn still_none_left_behind(config: &Config) -> Result<()> {
 }
 
 /// Whether there is a table of parked events that this role may read.
-///
-/// # Errors
-/// Those of the connection.
 pub async fn may_look(client: &Client) -> Result<bool> {
     let state = PARKED.state(client).await?;
     Ok(!matches!(state.as_str(), "missing" | "forbidden"))
@@ -594,56 +579,11 @@ fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Resul
 mod tests {
     use super::*;
 
-    use crate::config::layers::{Environment, Flags, Settings};
-
     #[test]
     fn every_kind_of_error_has_a_known_class() {
         for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug]
         {
             assert_eq!(class_of(kind.class()), kind.class());
         }
-    }
-
-    fn outboxes() -> Vec<OutboxConfig> {
-        Settings::new(&Flags::new(), &Environment::default(), None).unwrap().outboxes().unwrap()
-    }
-
-    fn left(outbox: &str, key_by: Option<&str>, count: i64) -> Left {
-        Left { outbox: outbox.to_owned(), key_by: key_by.map(str::to_owned), count }
-    }
-
-    #[test]
-    fn parked_events_of_an_outbox_that_is_not_configured_are_refused() {
-        let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
-        let known = left("public.outbox", None, 5);
-        all_configured(std::slice::from_ref(&known), &slot, &outboxes).unwrap();
-        let all = [known, left("sales.Old", Some("{a}"), 2), left("sales.Old", None, 1), left("mail", None, 4)];
-        let error = all_configured(&all, &slot, &outboxes).unwrap_err();
-        assert_eq!(error.kind(), Kind::Config);
-        assert!(error.cause().contains("4 of outbox mail, 3 of outbox sales.Old"), "{error}");
-        let fix = error.what_to_do().unwrap();
-        assert!(fix.contains("drop --outbox 'mail'") && fix.contains("slot = 'shop' and outbox = 'mail'"), "{fix}");
-    }
-
-    #[test]
-    fn parked_events_with_another_key_template_are_refused() {
-        let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
-        let same = [left("public.outbox", None, 5), left("public.outbox", Some("{aggregateid}"), 5)];
-        same_keys(&same, &slot, &outboxes).unwrap();
-        let error = same_keys(&[left("public.outbox", Some("{user_id}"), 7)], &slot, &outboxes).unwrap_err();
-        assert_eq!(error.kind(), Kind::Config);
-        let cause = error.cause();
-        assert!(
-            cause.starts_with("7 events of outbox public.outbox") && cause.contains("\"{aggregateid}\" now"),
-            "{cause}"
-        );
-        assert!(error.what_to_do().unwrap().contains("route.key = \"{user_id}\""), "{error}");
-    }
-
-    #[test]
-    fn a_relay_without_park_refuses_parked_events() {
-        let slot: SlotName = "shop".parse().unwrap();
-        passes_none(0, &slot).unwrap();
-        assert!(passes_none(3, &slot).unwrap_err().cause().starts_with("3 events of slot shop are parked"));
     }
 }

@@ -12,15 +12,12 @@ use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::ANSWER_TIMEOUT;
 
-/// The statements of one table.
 #[derive(Debug, Clone)]
 pub(super) struct Writer {
     pub(super) table: TableName,
     /// Quoted, for a remedy.
     pub(super) role: String,
-    /// Writes to rows of acked events.
     pub(super) acked: Option<Written>,
-    /// Writes to rows of events that were given up.
     pub(super) failed: Option<Written>,
     /// Writes to rows of events that were tried and parked.
     pub(super) waiting: Option<Written>,
@@ -53,7 +50,6 @@ const OF_FAILURES: [(&str, &str); 4] = [
 struct Rows {
     table: String,
     key: Vec<(String, String)>,
-    /// The column with the row's transaction.
     transaction: Option<String>,
 }
 
@@ -207,8 +203,7 @@ impl Writer {
             return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
         }
         let written = Written { doing, key, statement };
-        // Postgres checks privileges and the publication when a statement starts. This statement starts and does not
-        // run.
+        // Postgres checks privileges and the publication when a statement starts. This one starts and does not run.
         let checked = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
         checked.map_err(|failed| self.fault(&written.doing, written.key, &failed))?;
         Ok(written)
@@ -236,7 +231,6 @@ impl Writer {
         self.fault(&written.doing, written.key, failed)
     }
 
-    /// The error of a failed statement.
     fn fault(&self, doing: &str, key: Option<&'static str>, failed: &QueryError) -> Error {
         let Writer { table, role, .. } = self;
         let error = failed.error();

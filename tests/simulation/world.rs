@@ -279,7 +279,7 @@ impl World {
         }
         if let Due::Progress(position) | Due::Idle(position) = pipeline.due(self.now, false) {
             pipeline.store_begun(self.now);
-            pipeline.publisher.transaction.commit_begun();
+            pipeline.publisher.transaction.committing = true;
             self.storing = Some(position);
         }
     }

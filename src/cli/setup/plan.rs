@@ -354,7 +354,7 @@ mod tests {
     use super::*;
     use crate::config::EventSource;
     use crate::conninfo::ConnInfo;
-    use crate::poll::{KeyColumn, Order};
+    use crate::poll::Order;
     use crate::position::Lsn;
     use crate::source::catalog::{Flags, Publication};
     use crate::source::preflight::{Server, Slot};
@@ -561,12 +561,7 @@ mod tests {
             oid: 1,
             name: "sales.outbox".parse().unwrap(),
             columns: Vec::new(),
-            key: vec![KeyColumn {
-                name: "id".to_owned(),
-                type_name: "uuid".to_owned(),
-                as_text: false,
-                not_null: true,
-            }],
+            key: vec![crate::postgres::catalog::Column::of("id", "uuid")],
             xid_column: xid.then(|| "xid".to_owned()),
             xid_not_null: false,
             order,

@@ -29,6 +29,9 @@ use crate::dead_letters::{
 };
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
+use crate::route::dead_letter::{
+    ATTEMPTS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PLACE_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER,
+};
 use crate::sink::kafka::options::Options;
 
 /// Headers of a dead letter that are shown, and characters of each.
@@ -235,7 +238,7 @@ impl Topic {
                 let settled_at = scan.marker(letter.at()).and_then(|marker| marker.when.as_deref());
                 let mut event = event(letter, outcome, settled_at, self.now_ms);
                 add_details(&mut event, letter, payload);
-                shown.insert((letter.time_ms(), letter.at()), event);
+                shown.insert((letter.record.time_ms, letter.at()), event);
             }
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -296,7 +299,7 @@ impl Topic {
 type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
 fn keep(oldest: &mut Oldest, limit: usize, letter: &DeadLetter<'_>, event: Event) {
-    oldest.insert((letter.time_ms(), letter.at()), event);
+    oldest.insert((letter.record.time_ms, letter.at()), event);
     if oldest.len() > limit {
         oldest.pop_last();
     }
@@ -308,16 +311,16 @@ fn reader_ended(error: &JoinError) -> Error {
 
 fn event(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&str>, now_ms: i64) -> Event {
     let text = |text: Option<Cow<'_, str>>| text.map(|text| name(text.as_bytes()));
-    let (bytes, omitted) = (letter.value().map(<[u8]>::len), letter.omitted_value_bytes());
+    let (bytes, omitted) = (letter.record.value.map(<[u8]>::len), letter.number::<u64>(OMITTED_HEADER));
     let mut event = Event::default();
-    event.add("row_id", "row id", letter.row().map(name));
-    event.add("outbox", "outbox", text(letter.outbox()));
-    event.add("key", "key", letter.key().map(name));
-    event.add("topic", "topic", text(letter.topic()));
-    event.add_times(letter.time_ms(), now_ms);
+    event.add("row_id", "row id", letter.reason(ROW_HEADER).map(name));
+    event.add("outbox", "outbox", text(letter.text(OUTBOX_HEADER)));
+    event.add("key", "key", letter.record.key.map(name));
+    event.add("topic", "topic", text(letter.text(TOPIC_HEADER)));
+    event.add_times(letter.record.time_ms, now_ms);
     event.add("class", "class", Some(name(letter.class().as_bytes())));
-    event.add("error", "error", letter.error().map(|error| error_text(&error)));
-    event.add("attempts", "attempts", letter.attempts());
+    event.add("error", "error", letter.text(ERROR_HEADER).map(|error| error_text(&error)));
+    event.add("attempts", "attempts", letter.number::<u64>(ATTEMPTS_HEADER));
     event.add_data("settled", outcome.map(|outcome| outcome.to_string()));
     let at = settled_at.map(|when| name(when.as_bytes()));
     let at_text = at.as_ref().map(|when| format!(" at {when}")).unwrap_or_default();
@@ -326,8 +329,8 @@ fn event(letter: &DeadLetter<'_>, outcome: Option<Settles>, settled_at: Option<&
         event.add_data("settled_at", at);
     }
     event.add("letter", "dead letter", Some(letter.at().to_string()));
-    event.add("slot", "slot", text(letter.slot()));
-    event.add("original_position", "position", text(letter.position()));
+    event.add("slot", "slot", text(letter.text(SLOT_HEADER)));
+    event.add("original_position", "position", text(letter.text(PLACE_HEADER)));
     event.add_data("value_bytes", bytes);
     event.add_data("omitted_value_bytes", omitted);
     event.add_text(
@@ -353,13 +356,13 @@ fn add_details(event: &mut Event, letter: &DeadLetter<'_>, payload: bool) {
         name: cell(name.as_bytes(), HEADER_CHARS_MAX),
         value: value.map(|value| cell(value, HEADER_CHARS_MAX)),
     };
-    let headers: Vec<_> = letter.original_headers().iter().take(HEADERS_MAX).map(header).collect();
+    let headers: Vec<_> = letter.original.iter().take(HEADERS_MAX).map(header).collect();
     event.add_data("headers", &headers);
     if !headers.is_empty() {
         let line = |Header { name, value }: Header| (format!("  {name}"), value.unwrap_or("(none)".to_owned()));
         event.add_part("headers", labelled(headers.into_iter().map(line)).trim_end().to_owned());
     }
-    let Some(value) = letter.value().filter(|_| payload) else { return };
+    let Some(value) = letter.record.value.filter(|_| payload) else { return };
     let (key, text) = match std::str::from_utf8(value) {
         Ok(text) => ("value", text.to_owned()),
         Err(_) => ("value_hex", hex(value)),
@@ -445,8 +448,8 @@ impl Resolution {
                 if self.unsendable_letters.len() < LISTED_MAX {
                     self.unsendable_letters.push(Unsendable {
                         letter: letter.at().to_string(),
-                        outbox: letter.outbox().map(|outbox| name(outbox.as_bytes())),
-                        row_id: letter.row().map(name),
+                        outbox: letter.text(OUTBOX_HEADER).map(|outbox| name(outbox.as_bytes())),
+                        row_id: letter.reason(ROW_HEADER).map(name),
                         why: why.to_string(),
                     });
                 }
@@ -583,9 +586,7 @@ Exit codes:
 mod tests {
     use super::*;
     use crate::dead_letters::{At, Entry};
-    use crate::route::dead_letter::{
-        ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
-    };
+    use crate::route::dead_letter::CLASS_HEADER;
     use crate::sink::kafka::topic_reader::Message;
 
     const NOW_MS: i64 = 1_772_366_400_000;

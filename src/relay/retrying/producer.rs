@@ -19,7 +19,6 @@ use crate::upkeep::parked::ParkedRow;
 /// How long acks are waited for: a topic that does not exist is known to be missing after a twelfth of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// See the module's documentation.
 pub(super) struct RetryProducer<'a> {
     config: &'a Config,
     server: &'a ServerIdentity,
@@ -31,7 +30,7 @@ pub(super) struct RetryProducer<'a> {
     /// By outbox: what its records are made with.
     routes: HashMap<usize, (OutboxConfig, Router)>,
     /// Topics that refused a record in this round, and what they said.
-    refusing: HashMap<String, Error>,
+    pub(super) refusing: HashMap<String, Error>,
 }
 
 /// What to do about an event that cannot be made again of what was kept of it.
@@ -42,7 +41,6 @@ pub(super) fn replay_instead() -> Remedy {
         .and(NextCommand::new("replay").flag("id"))
 }
 
-/// Why an event was not delivered.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) error: Error,
@@ -52,12 +50,10 @@ pub(super) struct Refusal {
     pub(super) is_logged: bool,
 }
 
-/// What came of sending events.
 #[derive(Debug)]
 pub(super) struct Sent {
     /// Of each event that has a record, whether Kafka has it.
     pub(super) acked: Vec<bool>,
-    /// Topics that took a record.
     pub(super) accepting: BTreeSet<String>,
     /// Why the first event that Kafka has not was refused; or an error about no record: Kafka is away, or refuses us.
     pub(super) ended: Result<Option<Refusal>>,
@@ -73,15 +69,8 @@ impl<'a> RetryProducer<'a> {
         RetryProducer { config, server, beside, sink: None, next: 0, routes, refusing }
     }
 
-    /// From here on it is up to the topics again.
-    pub(super) fn forget_refusals(&mut self) {
-        self.refusing.clear();
-    }
-
     /// Sends these events up to the first that cannot be sent, and waits for the acks.
-    ///
-    /// # Errors
-    /// What is about the whole outbox. Nothing was sent.
+    /// Errors: what is about the whole outbox. Nothing was sent.
     pub(super) async fn send(&mut self, events: &[ParkedRow]) -> Result<Sent> {
         let (mut records, mut unfit) = (Vec::with_capacity(events.len()), None);
         for held in events {
@@ -167,7 +156,6 @@ impl<'a> RetryProducer<'a> {
     }
 }
 
-/// What records of an outbox are made with.
 fn route_of(config: &Config, server: &ServerIdentity, outbox: usize) -> Result<(OutboxConfig, Router)> {
     let outbox = config.outboxes.get(outbox).ok_or_else(no_such_outbox)?;
     // These columns are no part of the record, and were not kept of one that was parked before they were asked for.

@@ -12,6 +12,8 @@ use crate::ledger::Ticket;
 use crate::position::{Lsn, Position};
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::{Counts, Setup};
+use crate::relay::shared_loop::RETRY_INTERVAL;
+use crate::relay::stop::stop_channel;
 use crate::route::Record;
 use crate::sink::kafka::faults::{Subject, explain, rows};
 use crate::sink::{Delivery, EnqueueError, Sink};
@@ -66,26 +68,58 @@ const EXPECTED: [(&str, Disposition, u8); 4] = [
 enum At {
     Enqueue,
     Delivery,
+    /// There is no room for it at the first offer, and it is acked.
+    First,
+    /// The broker does not answer.
+    Never,
 }
 
-/// Fails every record but dead letters.
+/// Fails the records of a kind. Notes the topic and the id of all it is offered.
 #[derive(Debug)]
-struct Failing(RDKafkaErrorCode, At, Vec<Delivery>);
+struct Failing {
+    code: RDKafkaErrorCode,
+    at: At,
+    /// Which it fails: those of dead letters, or all others.
+    letters: bool,
+    /// How many it fails.
+    left: usize,
+    offered: Vec<(String, String)>,
+    told: Vec<Delivery>,
+}
+
+impl Failing {
+    /// Fails every record but dead letters.
+    fn new(code: RDKafkaErrorCode, at: At) -> Failing {
+        Failing { code, at, letters: false, left: usize::MAX, offered: Vec::new(), told: Vec::new() }
+    }
+}
 
 impl Sink for Failing {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let Failing(code, at, told) = self;
-        let error = explain(*code, Subject { topic: Some(record.topic), ..Subject::default() });
-        match at {
-            _ if record.topic == DeliveryConfig::default().dead_letter_topic => told.push(Delivery::Acked(ticket)),
+        let id = record.headers.first().and_then(|(_, id)| *id).unwrap_or_default();
+        self.offered.push((record.topic.to_owned(), String::from_utf8_lossy(id).into_owned()));
+        let is_letter = record.topic == DeliveryConfig::default().dead_letter_topic;
+        if is_letter != self.letters || self.left == 0 {
+            self.told.push(Delivery::Acked(ticket));
+            return Ok(());
+        }
+        self.left -= 1;
+        let error = explain(self.code, Subject { topic: Some(record.topic), ..Subject::default() });
+        match self.at {
             At::Enqueue => return Err(EnqueueError::Refused(error)),
-            At::Delivery => told.push(Delivery::Failed(ticket, error)),
+            At::Delivery => self.told.push(Delivery::Failed(ticket, error)),
+            At::First if self.offered.len() == 1 => return Err(EnqueueError::Full),
+            At::First => self.told.push(Delivery::Acked(ticket)),
+            At::Never => {}
         }
         Ok(())
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        into.append(&mut self.2);
+        if self.told.is_empty() && matches!(self.at, At::First | At::Never) {
+            std::future::pending().await
+        }
+        into.append(&mut self.told);
     }
 }
 
@@ -109,7 +143,16 @@ fn relay(on_error: &str) -> Relay {
     let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
     let mut config: Config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
+    config.outboxes[0] = crate::event::tests::outbox();
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
+}
+
+/// Another producer's life begins.
+fn begin<S: Sink>(relay: &mut Relay, sink: S) -> Pipeline<S> {
+    let (setup, start) = (Setup::of(&relay.config), Position::default());
+    let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+    pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+    pipeline
 }
 
 fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
@@ -144,12 +187,8 @@ async fn driven(on_error: &str, of: (RDKafkaErrorCode, At), row: &[Value<'_>]) -
 
 async fn driven_by(relay: &mut Relay, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
     let mut waits = Vec::new();
-    relay.config.outboxes[0] = crate::event::tests::outbox();
-    let setup = Setup::of(&relay.config);
     for _ in 0..LIVES {
-        let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
-        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+        let mut pipeline = begin(relay, Failing::new(code, at));
         let lived = live(&mut pipeline, row).await;
         report_counts(&relay.telemetry, pipeline.publisher.counts(), Counts::default());
         let Err(error) = lived else {
@@ -176,6 +215,25 @@ fn given_up(on_error: &str, counts: &Counts) -> (u64, u64) {
         _ => counts.skipped,
     };
     (as_said, counts.parked + counts.dead_lettered + counts.skipped)
+}
+
+/// P10.
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_with_the_last_ack_a_failure_or_at_its_deadline() {
+    let (mut relay, limit, (_stopper, mut stop)) = (relay("stop"), Duration::from_secs(30), stop_channel());
+    let ends = [
+        (NoError, At::First, Ok(true), RETRY_INTERVAL),
+        (NoError, At::Never, Ok(false), limit),
+        (BrokerTransportFailure, At::Delivery, Ok(false), Duration::ZERO),
+        (InvalidRecord, At::Delivery, Err(Kind::Record), Duration::ZERO),
+    ];
+    for (code, at, expected, after) in ends {
+        let (mut pipeline, began) = (begin(&mut relay, Failing::new(code, at)), Instant::now());
+        take_in(&mut pipeline, &PLACED).unwrap();
+        let ended = drain::drain(&mut pipeline.publisher, began + limit, &mut stop).await;
+        assert_eq!(ended.map_err(|error| error.kind()), expected, "{at:?}");
+        assert!((after..=after + RETRY_INTERVAL).contains(&began.elapsed()), "{at:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,13 +335,9 @@ fn an_event_that_was_given_up_and_comes_again_is_no_further_failed_attempt() {
     let mut row = PLACED;
     row[1] = Value::Null;
     let mut relay = relay("dead-letter");
-    relay.config.outboxes[0] = crate::event::tests::outbox();
     let mut failed = Vec::new();
     for _ in 0..2 {
-        let (start, sink) = (Position::default(), Failing(NoError, At::Delivery, Vec::new()));
-        let setup = Setup::of(&relay.config);
-        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+        let mut pipeline = begin(&mut relay, Failing::new(NoError, At::Delivery));
         // The connection is lost before its dead letter is acked.
         take_in(&mut pipeline, &row).unwrap();
         failed.push(pipeline.publisher.counts().failed.iter().sum::<u64>());
@@ -307,37 +361,10 @@ async fn only_an_event_with_a_record_is_counted_as_routed() {
     }
 }
 
-/// The one behind it, so that all of them are looked at; no arm for all others, so that none is forgotten.
-fn next(kind: Kind) -> Option<Kind> {
-    Some(match kind {
-        Kind::Config => Kind::PostgresUnreachable,
-        Kind::PostgresUnreachable => Kind::PostgresRefused,
-        Kind::PostgresRefused => Kind::PostgresUnfit,
-        Kind::PostgresUnfit => Kind::SlotActive,
-        Kind::SlotActive => Kind::SlotUnusable,
-        Kind::SlotUnusable => Kind::Publication,
-        Kind::Publication => Kind::PositionMismatch,
-        Kind::PositionMismatch => Kind::Event,
-        Kind::Event => Kind::Record,
-        Kind::Record => Kind::RecordTooLarge,
-        Kind::RecordTooLarge => Kind::KafkaUnreachable,
-        Kind::KafkaUnreachable => Kind::TopicRefused,
-        Kind::TopicRefused => Kind::KafkaRefused,
-        Kind::KafkaRefused => Kind::ShutdownTimeout,
-        Kind::ShutdownTimeout => Kind::Unhealthy,
-        Kind::Unhealthy => Kind::NotVerified,
-        Kind::NotVerified => Kind::NotCarried,
-        Kind::NotCarried => Kind::NothingMatched,
-        Kind::NothingMatched => Kind::Prerequisite,
-        Kind::Prerequisite => Kind::Bug,
-        Kind::Bug => return None,
-    })
-}
-
 #[tokio::test(start_paused = true)]
 async fn each_kind_of_error_ends_the_relay_with_its_exit_code_or_is_retried() {
     let mut seen = Vec::new();
-    for kind in std::iter::successors(Some(Kind::Config), |kind| next(*kind)) {
+    for kind in Kind::ALL {
         let mut relay = relay("stop");
         let error = Error::new(kind, "the test says so").of_topic(TOPIC).remedy("mend it");
         // Only a topic is tried a number of times.
@@ -385,15 +412,12 @@ async fn an_event_with_max_attempts_is_tried_that_often() {
     for (max, retries) in [("1", 0), ("0", 0), ("-3", 0), ("2", 1), ("6", 5), ("many", ATTEMPTS)] {
         let mut relay = relay("stop");
         let outbox = &mut relay.config.outboxes[0];
-        *outbox = crate::event::tests::outbox();
         outbox.max_attempts = Some("max".to_owned());
         outbox.need_only_routed();
-        let setup = Setup::of(&relay.config);
         let row = [PLACED.as_slice(), &[Value::Text(max.as_bytes())]].concat();
         let mut tried = 0;
         let ended = loop {
-            let (start, sink) = (Position::default(), Failing(UnknownTopic, At::Delivery, Vec::new()));
-            let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+            let mut pipeline = begin(&mut relay, Failing::new(UnknownTopic, At::Delivery));
             let described = wire::relation(16_384, "public", "outbox", &columns);
             for message in [wire::begin(100, 9, 1), described, wire::insert(16_384, &row)] {
                 pipeline.data(Lsn::new(5), &message).unwrap();
@@ -408,34 +432,6 @@ async fn an_event_with_max_attempts_is_tried_that_often() {
     }
 }
 
-/// Takes what is for other topics than that of dead letters, which refuses as often as this says. Notes all it is offered.
-#[derive(Debug)]
-struct RefusesDeadLetters((usize, RDKafkaErrorCode, At), Vec<(String, String)>, Vec<Delivery>);
-
-impl Sink for RefusesDeadLetters {
-    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let RefusesDeadLetters((refusals, code, at), offered, told) = self;
-        let id = record.headers.first().and_then(|(_, id)| *id).unwrap_or_default();
-        offered.push((record.topic.to_owned(), String::from_utf8_lossy(id).into_owned()));
-        if record.topic == DeliveryConfig::default().dead_letter_topic && *refusals > 0 {
-            *refusals -= 1;
-            let subject = Subject { topic: Some(record.topic), ..Subject::default() };
-            let error = explain(*code, subject);
-            match at {
-                At::Enqueue => return Err(EnqueueError::Refused(error)),
-                At::Delivery => told.push(Delivery::Failed(ticket, error)),
-            }
-        } else {
-            told.push(Delivery::Acked(ticket));
-        }
-        Ok(())
-    }
-
-    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        into.append(&mut self.2);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_refusing_dead_letter_topic_delays_all_events_and_none_is_counted_twice() {
     for code in [UnknownTopicOrPartition, TopicAuthorizationFailed] {
@@ -447,7 +443,6 @@ async fn a_refusing_dead_letter_topic_delays_all_events_and_none_is_counted_twic
 
 async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
     let mut relay = relay("dead-letter");
-    relay.config.outboxes[0] = crate::event::tests::outbox();
     let retry = &mut relay.config.delivery.retry;
     (retry.cap, retry.jitter_percent) = (Duration::from_secs(8), 0);
     let health = relay.telemetry.health.clone();
@@ -455,16 +450,14 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         health.connection(side, true);
     }
     let refused = || matches!(health.not_ready(), Some(NotReady::DeadLettersRefused(_)));
-    let setup = Setup::of(&relay.config);
-    let (mut sink, mut waits, mut letters) = (RefusesDeadLetters((9, code, at), Vec::new(), Vec::new()), Vec::new(), 0);
+    let mut sink = Failing { letters: true, left: 9, ..Failing::new(code, at) };
+    let (mut waits, mut letters) = (Vec::new(), 0);
     let mut behind = PLACED;
     behind[0] = Value::Text(b"8");
     let mut bad = PLACED;
     bad[1] = Value::Null;
     loop {
-        let start = Position::default();
-        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
+        let mut pipeline = begin(&mut relay, sink);
         pipeline.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
         pipeline.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
         let mut failure = None;
@@ -478,7 +471,7 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         letters += pipeline.publisher.counts().dead_lettered;
         relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
         sink = pipeline.publisher.sink;
-        sink.2.clear();
+        sink.told.clear();
         tokio::time::advance(Duration::from_secs(3_600)).await;
         let Some(error) = failure else { break };
         let wait = failed(&mut relay, &error).unwrap();
@@ -487,12 +480,12 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
     }
     assert_eq!(waits, [1, 2, 4, 8, 8, 8, 8, 8, 8]);
     assert_eq!(letters, 1);
-    let behind = sink.1.iter().filter(|(topic, _)| topic == TOPIC).count();
+    let behind = sink.offered.iter().filter(|(topic, _)| topic == TOPIC).count();
     assert_eq!(
         behind,
         usize::from(at == At::Delivery),
         "what is behind a letter that was refused is not sent with it again: {:?}",
-        sink.1
+        sink.offered
     );
 }
 
@@ -511,10 +504,8 @@ impl std::io::Write for Captured {
 
 /// A producer's life with an event and one behind it that has no route: what ended it, and how many were skipped.
 async fn skips_one(relay: &mut Relay, sink: impl Sink) -> (Result<()>, u64) {
-    let (setup, start, mut bad) = (Setup::of(&relay.config), Position::default(), PLACED);
+    let (mut pipeline, mut bad) = (begin(relay, sink), PLACED);
     bad[1] = Value::Null;
-    let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-    pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
     let described = wire::relation(16_384, "public", "outbox", &COLUMNS);
     let rows = [PLACED, bad].map(|row| wire::insert(16_384, &row));
     for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
@@ -529,8 +520,7 @@ async fn skips_one(relay: &mut Relay, sink: impl Sink) -> (Result<()>, u64) {
 #[tokio::test(start_paused = true)]
 async fn an_event_that_is_skipped_is_logged_and_counted_once_however_often_it_comes() {
     let mut relay = relay("skip");
-    relay.config.outboxes[0] = crate::event::tests::outbox();
-    let (log, failing) = (Captured::default(), || Failing(BrokerTransportFailure, At::Delivery, Vec::new()));
+    let (log, failing) = (Captured::default(), || Failing::new(BrokerTransportFailure, At::Delivery));
     let writer = log.clone();
     let logs = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
     let _logs = tracing::subscriber::set_default(logs);

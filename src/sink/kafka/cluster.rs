@@ -34,7 +34,6 @@ pub(crate) enum Topic {
     Exists(Description),
     /// It does not exist. Whether the brokers would create it for this client.
     Missing(Result<()>),
-    /// The brokers do not describe it.
     Refused(Error),
 }
 
@@ -135,7 +134,6 @@ impl Description {
     }
 }
 
-/// The error for a topic that does not exist.
 pub(crate) fn no_topic(topic: &str) -> Error {
     faults::explain(RDKafkaErrorCode::UnknownTopicOrPartition, of_topic(topic))
 }
@@ -191,7 +189,6 @@ fn describe<C: ClientContext>(
     }
 }
 
-/// Copies the result of a description of topics.
 #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
 unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>, RDKafkaErrorCode> {
     use bindings::rd_kafka_AclOperation_t as Operation;

@@ -1,8 +1,8 @@
 //! Whether Kafka answers: one state, changed and logged once per change.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::faults;
@@ -23,7 +23,6 @@ struct Said {
     is_error: bool,
 }
 
-/// Holds the state for any number of readers.
 #[derive(Debug)]
 pub(super) struct Tracker {
     state: watch::Sender<Connection>,
@@ -53,23 +52,18 @@ impl Tracker {
 
     /// Why a connection ended, in librdkafka's words.
     pub(super) fn note(&self, reason: String, is_error: bool) {
-        let mut said = self.said();
+        let mut said = self.said.lock();
         let is_error = is_error || said.as_ref().is_some_and(|before| before.is_error);
         *said = Some(Said { reason, is_error });
     }
 
-    /// Why no broker answers, in librdkafka's words.
     pub(super) fn reason(&self) -> Option<String> {
-        self.said().as_ref().map(|said| said.reason.clone())
-    }
-
-    fn said(&self) -> MutexGuard<'_, Option<Said>> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.said.lock().as_ref().map(|said| said.reason.clone())
     }
 
     /// A broker answered. If connections failed since the last answer, they were those of other brokers, or were made again.
     pub(super) fn up(&self) {
-        let said = self.said().take().filter(|said| said.is_error && !self.quiet && self.is_up());
+        let said = self.said.lock().take().filter(|said| said.is_error && !self.quiet && self.is_up());
         if let Some(Said { reason, .. }) = said {
             tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this broker runs, and its log",
                 "a connection to a broker failed; Kafka still answers");
@@ -111,7 +105,6 @@ impl Tracker {
         });
     }
 
-    /// A broker answers and refuses us.
     pub(super) fn refused(&self, error: Error) {
         self.state.send_if_modified(|state| {
             let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
@@ -162,7 +155,7 @@ mod tests {
         tracker.note("refused".to_owned(), true);
         tracker.note("closed".to_owned(), false);
         assert_eq!(tracker.reason().as_deref(), Some("closed"));
-        assert!(tracker.said().as_ref().is_some_and(|said| said.is_error));
+        assert!(tracker.said.lock().as_ref().is_some_and(|said| said.is_error));
         tracker.up();
         assert_eq!(tracker.reason(), None);
     }

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -34,7 +35,6 @@ const AWAITED: usize = 1 << (usize::BITS - 1);
 /// Marks the opaque of a record that chose its partition itself.
 const CHOSEN: usize = 1 << (usize::BITS - 2);
 
-/// One record that was not delivered.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) ticket: Ticket,
@@ -64,7 +64,6 @@ impl Reports {
 /// How far the life of a producer has come. No state is ever left for an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// Takes records.
     Running,
     /// A record was not delivered, or a transaction is not known to be committed: nothing behind it is taken.
     Failed,
@@ -77,7 +76,7 @@ pub(super) enum Life {
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
     life: AtomicU8,
-    reports: Mutex<Reports>,
+    pub(super) reports: Mutex<Reports>,
     /// Woken by the first report; one task waits.
     pub(super) wake: Notify,
     /// Why a record of this producer may reach a broker late. The first doubt stays.
@@ -121,7 +120,6 @@ impl Shared {
         self.life.fetch_max(life as u8, Ordering::AcqRel);
     }
 
-    /// Whether the producer takes no more records.
     pub(super) fn has_ended(&self) -> bool {
         self.life.load(Ordering::Acquire) >= Life::Failed as u8
     }
@@ -136,36 +134,26 @@ impl Shared {
         }
     }
 
-    pub(super) fn reports(&self) -> MutexGuard<'_, Reports> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// An opaque for a record whose delivery is told to the receiver.
     pub(super) fn await_one(&self) -> (usize, oneshot::Receiver<Result<()>>) {
         let (sender, receiver) = oneshot::channel();
         let opaque = AWAITED | self.next_awaited.fetch_add(1, Ordering::Relaxed);
-        self.awaited().insert(opaque, sender);
+        self.awaited.lock().insert(opaque, sender);
         (opaque, receiver)
     }
 
     /// The record with this opaque was not taken after all.
     pub(super) fn forget(&self, opaque: usize) {
-        self.awaited().remove(&opaque);
+        self.awaited.lock().remove(&opaque);
     }
 
     pub(super) fn sends_to(&self, topic: &str) {
         self.topic.get_or_init(|| topic.to_owned());
     }
-
-    fn awaited(&self) -> MutexGuard<'_, HashMap<usize, oneshot::Sender<Result<()>>>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The opaque of an event's record, which may have chosen its partition itself.
-///
-/// # Errors
-/// The ticket is one no ledger ever gives out: of all numbers a quarter is theirs.
+/// Errors: the ticket is one no ledger ever gives out: of all numbers a quarter is theirs.
 pub(super) fn opaque(ticket: Ticket, chosen: bool) -> Result<usize> {
     let opaque = usize::try_from(ticket.0).ok().filter(|opaque| opaque & (AWAITED | CHOSEN) == 0);
     opaque
@@ -231,14 +219,14 @@ impl ProducerContext<KeyPartitioner> for Context {
             // The record's partition is one that was seen.
             let subject = || Subject::of_record(message.topic(), message.partition(), record_bytes);
             let error = code.map(|code| faults::explain(faults::of_known(code), subject()));
-            if let Some(sender) = self.shared.awaited().remove(&opaque) {
+            if let Some(sender) = self.shared.awaited.lock().remove(&opaque) {
                 // The sender of the record may have gone; the record is where it is.
                 sender.send(error.map_or(Ok(()), Err)).ok();
             }
             return;
         }
         let ticket = Ticket((opaque & !CHOSEN) as u64);
-        let mut reports = self.shared.reports();
+        let mut reports = self.shared.reports.lock();
         let first = reports.is_empty();
         if let Some(code) = code {
             let id = message.headers().filter(|headers| headers.count() > 0).map(|headers| headers.get(0));
@@ -312,7 +300,6 @@ impl ClientContext for Context {
     }
 }
 
-/// The part of librdkafka's statistics that is read.
 #[derive(Deserialize)]
 struct Statistics {
     brokers: HashMap<String, BrokerStatistics>,
@@ -388,20 +375,18 @@ const DENIED: &str = "Topic authorization failed";
 
 /// Topics that were denied to a producer: the brokers keep their partitions out of a transaction.
 ///
-/// librdkafka gives the whole transaction up then, and says of every record in it that it was purged. Only a line of its log
-/// names the topic.
+/// librdkafka then gives the transaction up, and calls every record in it purged. Only a line of its log names the topic.
 #[derive(Debug, Default)]
 struct Denied(Mutex<HashSet<String>>);
 
 impl Denied {
-    /// Takes in a line of librdkafka's log.
     fn note(&self, facility: &str, line: &str) {
         if facility == DENIED_FACILITY
             && line.ends_with(DENIED)
             && let Some((_, after)) = line.split_once(AROUND.0)
             && let Some((topic, _)) = after.split_once(AROUND.1)
         {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned());
+            self.0.lock().insert(topic.to_owned());
         }
     }
 
@@ -409,7 +394,7 @@ impl Denied {
     fn reason(&self, topic: &str, code: RDKafkaErrorCode) -> RDKafkaErrorCode {
         use RDKafkaErrorCode as Code;
         let is_purged = matches!(code, Code::PurgeQueue | Code::PurgeInflight);
-        if !is_purged || !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(topic) {
+        if !is_purged || !self.0.lock().contains(topic) {
             return code;
         }
         if is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
@@ -426,13 +411,11 @@ const IN_USE: [&str; 2] = ["in state UP", "in state REAUTH"];
 /// A part of all such lines.
 const IN_STATE: &str = "in state ";
 
-/// Why a producer is not to begin another transaction, although its last one is known to be committed: a request of that
-/// one may still be on its way.
+/// Why a producer is not to begin another transaction although its last is committed: a request of that may be on its way.
 ///
 /// librdkafka sends a commit again when the connection breaks before the answer. The request that went down with that
 /// connection may reach the coordinator late. Without KIP-890 nothing tells it from the commit of the transaction which that
-/// producer has open by then: it would end that one, with half of its records. A new producer has a new epoch, which fences
-/// late requests.
+/// producer has open by then: it would end that one, half done. A new producer has a new epoch, which fences late requests.
 ///
 /// librdkafka does not say which requests it sends again. It says that a connection broke, in a line of its log, and the
 /// second time within half a minute it says nothing. So one such line is enough for all that comes after it.

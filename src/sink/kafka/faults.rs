@@ -218,7 +218,6 @@ pub(crate) fn may_not_read(topic: &str) -> Error {
     error.remedy(format!("grant what reading needs: {}", grant(&["Read", "Describe"], topic)))
 }
 
-/// The command that grants these operations on a topic.
 pub(crate) fn grant(operations: &[&str], topic: &str) -> String {
     let operations: String = operations.iter().map(|operation| format!(" --operation {operation}")).collect();
     format!("kafka-acls --add --allow-principal User:…{operations} --topic {topic}")
@@ -233,13 +232,11 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
     error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
 }
 
-/// What kind of error a code is.
 pub(crate) fn kind(code: RDKafkaErrorCode) -> Kind {
     find(code).map_or(Kind::KafkaUnreachable, |fault| fault.kind)
 }
 
-/// What a code means of a record that may have chosen its partition itself. One that did not was given a partition the topic had:
-/// what is gone is the topic.
+/// What a code means of a record. One that did not choose its partition was given one the topic had: what is gone is the topic.
 pub(crate) fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
     if code == UnknownPartition && !chosen { UnknownTopic } else { code }
 }

@@ -87,8 +87,7 @@ impl KafkaSink {
     /// and what it left open is committed or given up for good: read where to go on *after* that.
     ///
     /// # Errors
-    /// As [`KafkaSink::connect`]; [`Kind::KafkaUnreachable`] where no coordinator answers; [`Kind::KafkaRefused`] where it
-    /// refuses us.
+    /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::KafkaUnreachable`] or [`Kind::KafkaRefused`].
     pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
         let sink = Self::with_options(Options::transactional(config, of)?)?;
         let inner = Arc::clone(&sink.inner);
@@ -135,15 +134,12 @@ impl KafkaSink {
         self.inner.shared.tracker.subscribe()
     }
 
-    /// See [`AnySink::busiest_topics`](crate::sink::AnySink::busiest_topics).
     pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
         self.openings.busiest(max)
     }
 
     /// Asks any broker which of `topics` the cluster does not have, or hides from this user. Creates none.
-    ///
-    /// # Errors
-    /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
+    /// Errors: [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let metadata = self.metadata(timeout).await?;
         let exists =
@@ -177,7 +173,7 @@ impl KafkaSink {
 
     /// Appends the deliveries; false where there were none.
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
-        mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
+        mem::swap(&mut self.spare, &mut *self.inner.shared.reports.lock());
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
         for topic in self.openings.acked(&self.spare.acked) {

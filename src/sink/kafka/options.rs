@@ -81,7 +81,6 @@ pub struct Transactional {
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(super) client: ClientConfig,
-    /// The bootstrap servers.
     pub(super) servers: CString,
     /// The largest record taken, in bytes: key, value, headers and what Kafka adds.
     pub(super) message_max_bytes: usize,
@@ -92,7 +91,6 @@ pub(crate) struct Options {
     pub(super) quiet: bool,
     /// Names of headers that hold an event's id.
     pub(super) id_headers: Vec<String>,
-    /// Set for a producer that writes in transactions.
     pub(super) transactional: Option<Transactional>,
 }
 
@@ -216,7 +214,6 @@ pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
     use crate::secret::Secret;
@@ -273,13 +270,6 @@ mod tests {
         for name in ["compression.type", "linger.ms", "acks", "queue.buffering.max.kbytes"] {
             assert_eq!(options.client.get(name), None);
         }
-    }
-
-    #[test]
-    fn a_refused_property_or_empty_brokers_is_a_configuration_error() {
-        assert_eq!(Options::producer(&config(&[("acks", "1")])).err().unwrap().kind(), Kind::Config);
-        let nowhere = KafkaConfig { brokers: " ".to_owned(), properties: BTreeMap::new(), ..config(&[]) };
-        assert_eq!(Options::producer(&nowhere).err().unwrap().kind(), Kind::Config);
     }
 
     #[test]

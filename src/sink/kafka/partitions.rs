@@ -7,15 +7,14 @@
 //! and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
 //!
 //! So a partition is opened by one record, and the next ones wait here for its ack: one round trip per partition and
-//! producer. Records of other partitions pass them by. What waits counts as enqueued, and so is bounded by whoever
-//! bounds what is in flight.
+//! producer. Records of other partitions pass them by. What waits counts as enqueued, and is bounded like that.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
@@ -69,7 +68,7 @@ impl KeyPartitioner {
     }
 
     pub(super) fn count(&self, topic: &str) -> Option<i32> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+        self.counts.lock().get(topic).copied()
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -77,7 +76,7 @@ impl KeyPartitioner {
     }
 
     fn note(&self, topic: &str, count: i32) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         if counts.insert(topic.to_owned(), count) != Some(count) {
             self.version.fetch_add(1, Ordering::Release);
         }
@@ -120,7 +119,6 @@ struct Topic {
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
     waiting: VecDeque<Waiting>,
-    /// Records that were sent.
     sent: u64,
 }
 
@@ -128,7 +126,6 @@ struct Topic {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) ticket: Ticket,
-    /// The hash of the record's key.
     pub(super) hash: u32,
     /// The partition that was chosen by the row, if one was.
     pub(super) given: Option<i32>,
@@ -144,7 +141,6 @@ pub(super) enum Release {
     Failed,
 }
 
-/// Where a record goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Destination {
     topic: usize,
@@ -328,8 +324,7 @@ impl Openings {
         self.version = version;
         for (name, index) in &self.names {
             let Some(topic) = self.topics.get_mut(*index) else { continue };
-            // A topic that is deleted and made again is another one, which nobody tells us: what it takes without an
-            // offset counts for nothing.
+            // A topic that is made again is another one, which nobody tells: what it takes without an offset counts for nothing.
             topic.count = partitioner.count(name);
         }
     }
@@ -522,22 +517,5 @@ mod tests {
         assert!(!lab.openings.is_held_up());
         assert_eq!(released, [2, 3, 4]);
         assert!(lab.enqueue(0, 5));
-    }
-
-    #[test]
-    fn keys_have_the_murmur2_hash_of_the_java_client() {
-        // The vectors of Kafka's own UtilsTest.testMurmur2, and the empty key.
-        let vectors: [(&[u8], i32); 7] = [
-            (b"21", -973_932_308),
-            (b"foobar", -790_332_482),
-            (b"a-little-bit-long-string", -985_981_536),
-            (b"a-little-bit-longer-string", -1_486_304_829),
-            (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
-            (b"abc", 479_470_107),
-            (b"", 0x106e_08d9),
-        ];
-        for (key, expected) in vectors {
-            assert_eq!(hash(key), expected.cast_unsigned(), "{}", String::from_utf8_lossy(key));
-        }
     }
 }

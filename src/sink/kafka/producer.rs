@@ -19,10 +19,11 @@
 use std::ffi::CStr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rdkafka::bindings;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
@@ -64,8 +65,7 @@ const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
 type Client = BaseProducer<Context, KeyPartitioner>;
 
-/// librdkafka's producer, whose reports are given to its [`Context`] on a thread of its own. Dropping it gives up what was not
-/// acked, and waits for the thread.
+/// librdkafka's producer, whose reports go to its [`Context`] on a thread. A drop gives up what was not acked, and waits for it.
 pub(super) struct PolledProducer {
     client: Arc<Client>,
     ends: Arc<AtomicBool>,
@@ -102,14 +102,12 @@ impl PolledProducer {
     ///
     /// An answer in which a broker names no brokers, as one does that has just started or was fenced, makes librdkafka drop
     /// every broker, bootstrap servers included. Its own recovery then does not start, whatever `metadata.recovery.*` says,
-    /// and nobody is asked ever again (confluentinc/librdkafka#5301). Records stay in the queue meanwhile with their sequence
-    /// numbers, and are sent once a broker is known.
+    /// and nobody is asked again (confluentinc/librdkafka#5301). Queued records keep their numbers, and are sent afterwards.
     #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
     fn knows_no_broker(&self) -> bool {
         let handle = self.client.client().native_ptr();
         let mut count = 0;
-        // SAFETY: the handle is valid while the client is borrowed. The ids are an allocation of librdkafka that nobody else
-        // has, and are freed once, by librdkafka.
+        // SAFETY: the handle is valid while the client is borrowed. librdkafka allocates the ids for us, and frees them once.
         unsafe {
             let ids = bindings::rd_kafka_brokers_learned_ids(handle, &raw mut count);
             bindings::rd_kafka_mem_free(handle, ids.cast());
@@ -209,7 +207,7 @@ impl Inner {
     /// Hands the record of an event, whose key has this hash, to the second producer.
     pub(super) fn send_apart(&self, record: &Record<'_>, ticket: Ticket, hash: u32) -> Result<(), KafkaError> {
         let record = for_librdkafka(record, ticket)?;
-        let mut apart = self.apart();
+        let mut apart = self.apart.lock();
         let client = match apart.take() {
             Some(client) => client,
             None => PolledProducer::new(self.client.context().apart())?,
@@ -250,9 +248,8 @@ impl Inner {
         Some(faults::explain(code, subject).because(self.options().redactor.clean(&reason)))
     }
 
-    /// Begins a transaction unless one is open.
     fn begin_transaction(&self) -> Result<(), KafkaError> {
-        let mut is_open = self.in_transaction();
+        let mut is_open = self.in_transaction.lock();
         if !*is_open {
             if self.shared.doubt.get().is_some() {
                 return Err(KafkaError::MessageProduction(DOUBTFUL));
@@ -305,7 +302,7 @@ impl Inner {
             return Err(self.transaction_error(&error).about("the transaction is not known to be committed"));
         }
         self.shared.note_doubt(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
-        *self.in_transaction() = false;
+        *self.in_transaction.lock() = false;
         Ok(())
     }
 
@@ -321,14 +318,6 @@ impl Inner {
         }
         let reason = self.shared.tracker.reason().filter(|_| !self.shared.tracker.is_up());
         reason.into_iter().fold(explained, Error::because)
-    }
-
-    fn in_transaction(&self) -> MutexGuard<'_, bool> {
-        self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn apart(&self) -> MutexGuard<'_, Option<PolledProducer>> {
-        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks any broker for the metadata of one topic, or of all there are. Blocks.
@@ -366,19 +355,19 @@ impl Inner {
 
     /// Whether one of the producers knows of no broker of the cluster.
     pub(super) fn knows_no_broker(&self) -> bool {
-        self.client.knows_no_broker() || self.apart().as_ref().is_some_and(PolledProducer::knows_no_broker)
+        self.client.knows_no_broker() || self.apart.lock().as_ref().is_some_and(PolledProducer::knows_no_broker)
     }
 
     /// Has librdkafka ask the bootstrap servers for the cluster again.
     fn add_servers(&self) {
         self.client.add_servers();
-        self.apart().iter().for_each(PolledProducer::add_servers);
+        self.apart.lock().iter().for_each(PolledProducer::add_servers);
     }
 
     fn purge(&self) {
         let all = || PurgeConfig::default().queue().inflight().non_blocking();
         self.client.purge(all());
-        self.apart().iter().for_each(|client| client.purge(all()));
+        self.apart.lock().iter().for_each(|client| client.purge(all()));
     }
 
     /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees it.
@@ -388,7 +377,7 @@ impl Inner {
         self.shared.advance(Life::Closing);
         let mut inner = self;
         let end = move || {
-            if *inner.in_transaction()
+            if *inner.in_transaction.lock()
                 && let Err(error) = inner.client.abort_transaction(ABORT_TIMEOUT)
             {
                 tracing::debug!(%error, "an open transaction was left to whoever comes next");
@@ -425,11 +414,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause. librdkafka keeps each list it is given: some 200 KB in a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
-/// Looks after a producer, in a task of its own: whether a broker answers, and whether librdkafka knows of one to ask.
-/// Holds the producer only while looking.
+/// Looks after a producer, in a task: whether a broker answers, and whether one is known. Holds the producer while looking.
 ///
-/// librdkafka reports no connection that was made, and does not recover by itself where it forgot all brokers (see
-/// [`PolledProducer::knows_no_broker`]).
+/// librdkafka reports no connection that was made; of recovery see [`PolledProducer::knows_no_broker`].
 pub(super) struct Probe {
     inner: Weak<Inner>,
     shared: Arc<Shared>,
@@ -446,7 +433,6 @@ impl Probe {
         Probe { inner, shared, heard: now, next_add: now + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
-    /// Goes on until the producer is gone.
     pub(super) async fn run(mut self) {
         let mut is_suspected = true;
         while let Some(inner) = self.inner.upgrade().filter(|inner| !inner.shared.is_closing()) {
@@ -491,7 +477,6 @@ impl Probe {
     }
 }
 
-/// The record of an event as librdkafka wants it.
 fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
     let headers = (!record.headers.is_empty()).then(|| {
         let headers = OwnedHeaders::new_with_capacity(record.headers.len());
@@ -544,8 +529,7 @@ impl Producer {
         self.inner.upgrade().is_some_and(|inner| inner.is_transactional())
     }
 
-    /// Sends one record behind all others of the open transaction and commits them together. Nothing else may be sent
-    /// meanwhile.
+    /// Sends one record behind all others of the open transaction and commits them together. Send nothing else meanwhile.
     ///
     /// # Errors
     /// It is not known to be committed. The producer is finished: what was committed has to be read.

@@ -184,24 +184,6 @@ async fn errors_that_pass_are_retried_in_order_without_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_enqueued_while_the_broker_was_down_arrives_in_order_when_it_is_back() {
-    let cluster = cluster(1);
-    let mut sink = sink(&cluster);
-    let mut connection = sink.watch_connection();
-    tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
-    let deliveries = open(&mut sink).await;
-    enqueue_numbers(&mut sink, OPENED..100);
-    cluster.broker_down(-1).unwrap();
-    enqueue_numbers(&mut sink, 100..200);
-    let down = connection.wait_for(|state| matches!(state, Connection::Down { .. }));
-    tokio::time::timeout(PATIENCE, down).await.unwrap().unwrap();
-    cluster.broker_up(-1).unwrap();
-    assert_eq!(acked(&delivered_too(&mut sink, deliveries, 200).await), (0..200).collect::<Vec<_>>());
-    assert_eq!(numbers(&read(&cluster, 1, 200)), (0..200).collect::<Vec<_>>());
-    tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_delivery() {
     let cluster = cluster(1);
     let mut sink = sink_with_room_for_ten(&cluster);
@@ -230,25 +212,6 @@ async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let mut deliveries = Vec::new();
     tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
     assert!(deliveries.is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes() {
-    let cluster = cluster(1);
-    let mut sink = KafkaSink::connect(&config(cluster.bootstrap_servers(), &[("message.max.bytes", "2000")])).unwrap();
-    let Err(EnqueueError::Refused(error)) = sink.enqueue(&record(b"o-1", &[b'x'; 2_000]), Ticket(0)) else {
-        panic!("taken")
-    };
-    assert_eq!(error.kind(), Kind::RecordTooLarge);
-    for part in [TOPIC, "2104 bytes", "message.max.bytes, 2000"] {
-        assert!(error.cause().contains(part), "{error}");
-    }
-    assert!(error.what_to_do().unwrap().contains("max.message.bytes"));
-    let headers: &[(&str, Option<&[u8]>)] = &[("big", Some(&[b'x'; 2_000]))];
-    let hidden = Record { topic: TOPIC, headers, ..Record::default() };
-    assert!(matches!(sink.enqueue(&hidden, Ticket(0)), Err(EnqueueError::Refused(_))));
-    enqueue_numbers(&mut sink, 1..2);
-    assert_eq!(acked(&delivered(&mut sink, 1).await), [1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,18 +247,6 @@ async fn what_waits_in_a_batch_behind_the_refused_one_is_not_delivered() {
     // The mock takes what was on the wire beside it, which a broker does not.
     let failed = |number| deliveries.iter().any(|it| matches!(it, Delivery::Failed(Ticket(at), _) if *at == number));
     assert!(failed(2) && (7..22).all(failed), "{deliveries:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
-    let cluster = cluster(1);
-    let mut sink = sink(&cluster);
-    cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED]);
-    enqueue_numbers(&mut sink, 0..1);
-    let failed = delivered(&mut sink, 1).await;
-    let Delivery::Failed(Ticket(0), error) = &failed[0] else { panic!("acked") };
-    assert_eq!((error.kind(), error.topic()), (Kind::TopicRefused, Some(TOPIC)));
-    assert!(error.what_to_do().unwrap().contains(&format!("--topic {TOPIC}")), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -377,19 +328,6 @@ async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_names_missing_topics_and_an_unreachable_broker() {
-    let cluster = cluster(1);
-    let sink = sink(&cluster);
-    assert_eq!(sink.missing(&[TOPIC, "nowhere"], PATIENCE).await.unwrap(), ["nowhere"]);
-    // Bound and never accepted from: the port answers nobody.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = KafkaSink::connect(&config(silent.local_addr().unwrap().to_string(), &[])).unwrap();
-    let error = nobody.missing(&[], Duration::from_millis(300)).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::KafkaUnreachable);
-    assert!(matches!(nobody.connection(), Connection::Down { .. }));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_first_record_of_a_partition_travels_alone() {
     let cluster = cluster(2);
     let mut sink = sink(&cluster);
@@ -443,23 +381,6 @@ async fn records_without_a_key_go_to_every_partition() {
     for partition in 0..3 {
         assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_is_not_there_is_a_refusal() {
-    let cluster = cluster(1);
-    let mut sink = sink(&cluster);
-    open(&mut sink).await;
-    let nowhere = Record { partition: Some(7), ..record(b"o-1", b"x") };
-    let error = match sink.enqueue(&nowhere, Ticket(9)) {
-        Err(EnqueueError::Refused(error)) => error,
-        Err(error) => panic!("{error:?}"),
-        Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
-            Delivery::Refused(_, error) | Delivery::Failed(_, error) => error,
-            Delivery::Acked(_) => panic!("acked"),
-        },
-    };
-    assert_eq!(error.kind(), Kind::Record);
 }
 
 async fn transactional(cluster: &Cluster) -> Result<KafkaSink> {

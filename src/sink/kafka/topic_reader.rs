@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rdkafka::admin::{
     AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
 };
@@ -46,7 +46,6 @@ pub(crate) type Spans = BTreeMap<i32, Range<i64>>;
 
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
-/// One record of a topic.
 #[derive(Debug)]
 pub(crate) struct Message<'m> {
     pub(crate) partition: i32,
@@ -90,7 +89,6 @@ pub(crate) struct Layout {
 pub(crate) enum Isolation {
     /// Those before the first transaction that is open.
     ReadCommitted,
-    /// All.
     ReadUncommitted,
 }
 
@@ -104,8 +102,7 @@ pub(crate) struct TopicReader {
 
 impl TopicReader {
     /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
-    /// [`Options::reader`]. Without a `deadline`, a question to the brokers may take 15 s, and reading gives up after 30 s
-    /// of silence.
+    /// [`Options::reader`]. Without a `deadline`, a question may take 15 s, and reading gives up after 30 s of silence.
     pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
         let level = match isolation {
             Isolation::ReadCommitted => "read_committed",
@@ -153,8 +150,7 @@ impl TopicReader {
         self.layout(topic)?.partitions.into_iter().map(|id| Ok((id, self.span(topic, id)?))).collect()
     }
 
-    /// Where a partition of a topic that exists begins and ends. A broker that does not know the partition or its leader
-    /// yet is asked again.
+    /// Where a partition of a topic begins and ends. A broker that does not know it or its leader yet is asked again.
     pub(crate) fn span(&self, topic: &str, partition: i32) -> Result<Range<i64>> {
         use RDKafkaErrorCode as Code;
         let until = self.deadline.unwrap_or_else(|| Instant::now() + ASK_TIMEOUT);
@@ -198,8 +194,7 @@ impl TopicReader {
         Ok(spans)
     }
 
-    /// Reads `spans`, each in order, until `take` breaks. A span may hold fewer records than offsets: some are compacted
-    /// away, and some mark the end of a transaction.
+    /// Reads `spans`, each in order, until `take` breaks. Some offsets are compacted away, or mark the end of a transaction.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -286,8 +281,7 @@ impl TopicReader {
 }
 
 /// Ends a Kafka client on a thread of its own. Closing a consumer waits for librdkafka's threads, and those were seen to
-/// wait for ever now and then (confluentinc/librdkafka#3470, #4884). The caller does not wait with them. Where no thread
-/// can be had the client is closed here.
+/// wait for ever (confluentinc/librdkafka#3470, #4884). The caller does not wait with them, unless no thread can be had.
 fn close_aside<C: Send + 'static>(client: C) {
     let started = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(move || drop(client));
     if let Err(error) = started {
@@ -317,16 +311,15 @@ impl Listening {
 
     /// The refusal of a broker, if one has refused the client; else `error`, with the last reason of librdkafka.
     fn why(&self, error: Error) -> Error {
-        let refusal = self.refusal.lock().ok().and_then(|refusal| refusal.clone());
-        let reason = || self.reason.lock().ok().and_then(|reason| reason.clone());
-        refusal.unwrap_or_else(|| reason().into_iter().fold(error, Error::because))
+        let refusal = self.refusal.lock().clone();
+        refusal.unwrap_or_else(|| self.reason.lock().clone().into_iter().fold(error, Error::because))
     }
 }
 
 impl ClientContext for Listening {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        if let (Some(reason), Ok(mut last)) = (reason_in(facility, text), self.reason.lock()) {
-            *last = Some(self.redactor.clean(reason));
+        if let Some(reason) = reason_in(facility, text) {
+            *self.reason.lock() = Some(self.redactor.clean(reason));
         }
         write_log(&self.redactor, level, facility, text);
     }
@@ -337,8 +330,8 @@ impl ClientContext for Listening {
         let code = code(&error);
         let refused = (faults::kind(code) == Kind::KafkaRefused).then(|| faults::explain(code, Subject::default()));
         let refused = refused.or_else(|| faults::certificate_refusal(&reason));
-        if let (Some(refused), Ok(mut refusal)) = (refused, self.refusal.lock()) {
-            *refusal = Some(refused);
+        if refused.is_some() {
+            *self.refusal.lock() = refused;
         }
     }
 }
@@ -418,16 +411,14 @@ impl TopicAdmin {
         new.iter().map(|topic| answer(topic.name)).collect()
     }
 
-    /// A setting of a topic, or why it is not known. `broker` is the id of any broker: asked by default is the controller,
-    /// which may be out of reach.
+    /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is asked, if it can be reached.
     pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
         let described = self.settings(&[ResourceSpecifier::Topic(topic)], broker)?;
         let entry = described.first().and_then(|settings| settings.get(name)?.value.clone());
         entry.ok_or_else(|| HIDDEN.to_owned())
     }
 
-    /// All settings of these topics and of one broker at most, in their order, or why they are not known. Those that the
-    /// client may not see are left out.
+    /// All visible settings of these topics and of one broker at most, in their order, or why they are not known.
     pub(crate) fn settings(
         &self,
         resources: &[ResourceSpecifier<'_>],
@@ -457,10 +448,8 @@ const BYTES_MAX: usize = 64 << 20;
 /// told of each whether it is one of those looked for. Those of a partition are shown in windows that go back, each window
 /// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
 /// exist has no records. Nothing is created or committed.
-///
-/// # Errors
-/// [`Kind::KafkaRefused`](crate::error::Kind) or `TopicRefused` where the topic may not be read; `KafkaUnreachable` where it
-/// could not be by `deadline`. What was shown until then stays true.
+/// Errors: [`Kind::KafkaRefused`](crate::error::Kind) or `TopicRefused` where the topic may not be read;
+/// `KafkaUnreachable` where it could not be by `deadline`. What was shown until then stays true.
 pub(crate) fn read_back(
     options: Options,
     topic: &str,
@@ -520,8 +509,7 @@ impl Partition {
     }
 }
 
-/// Moves every partition that is not done one window back, as far as that is `left` for all; `None` when nothing is to be
-/// looked at any more.
+/// Moves each partition that is not done one window back, `left` offsets in all; `None` when nothing is left to look at.
 fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64> {
     let open = |partition: &Partition| !partition.enough && partition.from > partition.low;
     let count = partitions.iter().filter(|partition| open(partition)).count();
