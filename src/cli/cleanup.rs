@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::cli::config::{self, AGE_MAX, Common, duration};
+use crate::cli::config::{self, AGE_MAX, RelaySettings, duration};
 use crate::cli::output::{Consent, Grid, Outcome, counted, note, print_report};
 use crate::cli::progress::Bar;
 use crate::config::unit::exact_duration;
@@ -27,13 +27,7 @@ const SECONDS_END: usize = "2026-03-01 12:00:00".len();
 pub(crate) struct CleanupArgs {
     #[command(flatten)]
     #[serde(flatten)]
-    pub common: Common,
-    /// The outbox table
-    #[arg(long, value_name = "SCHEMA.TABLE")]
-    pub table: Option<String>,
-    /// Kafka's bootstrap servers, if Kafka stores the position
-    #[arg(long, value_name = "HOST:PORT")]
-    pub brokers: Option<String>,
+    pub relay: RelaySettings,
     /// The store of the position
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
@@ -86,7 +80,7 @@ struct Doomed {
 /// Deletes published rows older than the retention, after a question: whole partitions first, then batch by batch. Prints
 /// the counts.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
-    let settings = config::read(args, &args.common.file)?;
+    let settings = config::read(args, &args.relay.common.file)?;
     let (database, outboxes) = both(settings.database(), settings.outboxes())?;
     let wanted = wanted(&outboxes, args.older_than)?;
     let session = SqlSession::connect(&database, "walrelay cleanup").await?;

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::config::{self, Common};
+use crate::cli::config::{self, RelaySettings};
 use crate::cli::output::{Grid, Outcome, Target, labelled, shell_word};
 use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::column;
@@ -25,13 +25,7 @@ const FILE: &str = "walrelay.toml";
 pub(crate) struct InitArgs {
     #[command(flatten)]
     #[serde(flatten)]
-    pub common: Common,
-    /// The table events are written into, as SQL writes it: outbox, sales.outbox, '"My Schema"."Out Box"'
-    #[arg(long, value_name = "SCHEMA.TABLE", hide_default_value = true)]
-    pub table: Option<String>,
-    /// Kafka's bootstrap servers, to be written into the file
-    #[arg(long, value_name = "HOST:PORT")]
-    pub brokers: Option<String>,
+    pub relay: RelaySettings,
     #[command(flatten)]
     #[serde(skip)]
     pub target: Target,
@@ -53,7 +47,7 @@ Exit codes:
   15  there is no such table, or no column of it can be the id or the payload; its columns are named";
 
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
-    let settings = config::read(args, &args.common.file)?;
+    let settings = config::read(args, &args.relay.common.file)?;
     let known = known(&settings)?;
     let wanted = settings.table()?;
     let database = settings.database()?;

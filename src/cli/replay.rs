@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{Consent, Grid, Outcome, counted, note, notes, or_dash, print_report};
 use crate::cli::progress::{Bar, Sending};
-use crate::cli::sql::Range;
+use crate::cli::sql::{Range, Times};
 use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
@@ -20,26 +20,22 @@ use crate::replay::{Found, Replay, ReplayProgress, RowFilter, SendEnd, Survey};
 use crate::sink::AnySink;
 
 #[derive(Debug, Args, Serialize)]
-#[command(group = ArgGroup::new("rows").required(true).multiple(true))]
+#[command(group = ArgGroup::new("rows").required(true).multiple(true).args(["id", "aggregate", "since", "condition"]))]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub settings: RelaySettings,
     /// Rows with one of these ids; can be repeated
-    #[arg(long, value_name = "ID", num_args = 1.., group = "rows")]
+    #[arg(long, value_name = "ID", num_args = 1..)]
     pub id: Vec<String>,
     /// Rows of these aggregates, by the text of the column outbox.columns.aggregateid; can be repeated
-    #[arg(long, value_name = "KEY", num_args = 1.., group = "rows")]
+    #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
-    /// Rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such as 2h. The
-    /// time is in the column outbox.time, by default created_at or a similar column
-    #[arg(long, value_name = "TIME", group = "rows")]
-    pub since: Option<String>,
-    /// Only rows before this time
-    #[arg(long, value_name = "TIME")]
-    pub until: Option<String>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub times: Times,
     /// Rows that satisfy this SQL condition over the table's columns
-    #[arg(long = "where", value_name = "SQL", group = "rows")]
+    #[arg(long = "where", value_name = "SQL")]
     pub condition: Option<String>,
     /// The longest wait for acks at a stop
     #[arg(long, value_name = "DURATION")]
@@ -77,7 +73,7 @@ const OTHERWISE: &str = "nothing was published";
 pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     let config = configured(args)?;
     let reader = Reader::connect(&config.source.database, "walrelay replay").await?;
-    let range = Range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
+    let range = Range::read(reader.client(), &args.times).await?;
     let wanted = RowFilter {
         ids: args.id.clone(),
         aggregates: args.aggregate.clone(),

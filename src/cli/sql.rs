@@ -1,7 +1,9 @@
-//! SQL for the commands: templates that take names, and ranges of times. Every name is quoted (P11).
+//! Columns of rows, and ranges of times.
 
 use std::fmt;
 
+use clap::Args;
+use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSql;
 use tokio_postgres::{Client, Row};
@@ -12,7 +14,7 @@ use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
+use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
 
@@ -62,62 +64,6 @@ pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> 
     row.try_get(name).map_err(|error| Error::new(Kind::Bug, format!("column {name} of a query of ours: {error}")))
 }
 
-pub(crate) const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
-pub(crate) const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
-pub(crate) const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
-pub(crate) const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
-pub(crate) const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
-pub(crate) const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
-pub(crate) const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Value<'a> {
-    /// A name, inserted as a quoted identifier.
-    Name(&'a str),
-    Table(&'a TableName),
-    /// Tables, inserted with their schemas and commas between.
-    Tables(&'a [&'a TableName]),
-    Text(&'a str),
-}
-
-/// `template` with a quoted value for every `{placeholder}`. Inserted text is not searched for placeholders.
-pub(crate) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> Result<String> {
-    let mut sql = String::with_capacity(template.len());
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once('{') {
-        sql.push_str(before);
-        // A brace that encloses no name belongs to the SQL, as in a pattern's {1,200}.
-        let name = after.split_once('}').filter(|(name, _)| is_placeholder(name));
-        let Some((name, behind)) = name else {
-            sql.push('{');
-            rest = after;
-            continue;
-        };
-        let value = values.iter().find(|(known, _)| *known == name);
-        let (_, value) = value.ok_or_else(|| Error::new(Kind::Bug, format!("nothing to put in for {{{name}}}")))?;
-        sql.push_str(&quoted(*value)?);
-        rest = behind;
-    }
-    sql.push_str(rest);
-    Ok(sql.trim_end().to_owned())
-}
-
-fn is_placeholder(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
-}
-
-fn quoted(value: Value<'_>) -> Result<String> {
-    match value {
-        Value::Name(name) => quote_ident(name),
-        Value::Table(table) => quote_table(table),
-        Value::Tables(tables) => {
-            let tables: Vec<_> = tables.iter().map(|table| quote_table(table)).collect::<Result<_>>()?;
-            Ok(tables.join(", "))
-        }
-        Value::Text(text) => quote_literal(text),
-    }
-}
-
 /// A range of times; both ends may be open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Range {
@@ -129,10 +75,22 @@ pub(crate) struct Range {
     pub since_ms: Option<i64>,
 }
 
+/// The flags of a range of rows.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+pub(crate) struct Times {
+    /// Only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such as 2h.
+    /// The time is in the column outbox.time, by default created_at or a similar column
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Only rows before this time
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+}
+
 impl Range {
-    pub(crate) async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
-        let since = moment(client, "--since", since).await?;
-        let until = moment(client, "--until", until).await?;
+    pub(crate) async fn read(client: &Client, times: &Times) -> Result<Range> {
+        let since = moment(client, "--since", times.since.as_deref()).await?;
+        let until = moment(client, "--until", times.until.as_deref()).await?;
         if let (Some(since), Some(until)) = (&since, &until) {
             not_empty(since, until)?;
         }
@@ -208,36 +166,18 @@ async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Opti
     }
 }
 
+/// The column with the time of a row: the configured one, or one of a usual name or a similar one.
 fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
-    let Some(wanted) = outbox.upkeep.time.as_deref() else {
-        return table.time_column().or_else(|| ordering(&table.columns)).ok_or_else(|| {
-            let cause = format!("--since and --until: no column of {name} is known to have the time of its rows");
-            Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
-        });
-    };
-    table.column(wanted).filter(|column| column.is_timestamp()).ok_or_else(|| {
-        let what = if table.column(wanted).is_some() { "is not a timestamp" } else { "does not exist" };
-        let cause = format!("outbox.time: column {wanted} of {name} {what}");
-        Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
+    let found = table.time_of(name, outbox.upkeep.time.as_deref())?;
+    found.or_else(|| ordering(&table.columns)).ok_or_else(|| {
+        let cause = format!("--since and --until: no column of {name} is known to have the time of its rows");
+        Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_and_texts_that_contain_sql_are_quoted() {
-        let table: TableName = r#""Sa.les"."out"";drop table x;--""#.parse().unwrap();
-        let tables = [&table, &table];
-        let values = [("publication", Value::Name(r#"p" for all tables; --"#)), ("tables", Value::Tables(&tables))];
-        insta::assert_snapshot!(fill(CREATE_PUBLICATION, &values).unwrap(), @r#"
-        create publication "p"" for all tables; --" for table "Sa.les"."out"";drop table x;--", "Sa.les"."out"";drop table x;--"
-            with (publish = 'insert', publish_via_partition_root = true);
-        "#);
-        let quote = fill(DROP_SLOT, &[("slot", Value::Text("a'); drop table x; --"))]).unwrap();
-        assert_eq!(quote, "select pg_catalog.pg_drop_replication_slot('a''); drop table x; --');");
-    }
 
     #[test]
     fn clocks_that_differ_by_more_than_the_measurement_leaves_open_are_a_fault() {
@@ -247,16 +187,6 @@ mod tests {
         let found = fault(7_000_000, 1_000_000).unwrap();
         assert!(found.starts_with("the clock of Postgres is 7000 ms ahead of that of this host: lag"), "{found}");
         assert!(fault(-7_000_000, 1_000_000).unwrap().contains("7000 ms behind"));
-    }
-
-    #[test]
-    fn placeholders_are_filled_once_and_other_braces_stay() {
-        let values = [("a", Value::Name("{b}")), ("b", Value::Name("x"))];
-        assert_eq!(fill("{a} {b}", &values).unwrap(), r#""{b}" "x""#);
-        assert_eq!(fill("~ '{1,200}' {", &[]).unwrap(), "~ '{1,200}' {");
-        assert_eq!(fill("{a}", &[]).unwrap_err().kind(), Kind::Bug);
-        assert!(fill("{a}", &[("a", Value::Name("x\0y"))]).is_err());
-        assert!(fill("{a}", &[("a", Value::Text("x\0y"))]).is_err());
     }
 
     fn table(columns: &[(&str, &str)]) -> Table {
@@ -314,8 +244,8 @@ mod tests {
         let since = range(Some("2026"), None);
         for (time, columns, expected) in [
             (None, &[("created_at", "text")][..], "no column of public.outbox is known"),
-            (Some("nope"), &[("created_at", "timestamptz")], "column nope of public.outbox does not exist"),
-            (Some("id"), &[("id", "int8")], "column id of public.outbox is not a timestamp"),
+            (Some("nope"), &[("created_at", "timestamptz")], "no column nope"),
+            (Some("id"), &[("id", "int8")], "column id of public.outbox is of type"),
         ] {
             let error = made(&since, time, columns).unwrap_err();
             assert_eq!(error.kind(), Kind::Config);

@@ -8,13 +8,13 @@ use serde::Serialize;
 use crate::cli::config::{self, Common};
 use crate::cli::output::{Outcome, Output, confirm, note, print_report};
 use crate::cli::peek::{Peek, Route, Subject};
-use crate::cli::sql::{self, Value, fill};
 use crate::cli::steps::{How, Plan, Step};
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::layers::Settings;
 use crate::config::{OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::Event;
+use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Publication};
 use crate::source::preflight::{self, Slot};
@@ -127,10 +127,11 @@ fn steps(source: &SourceConfig, has_slot: bool, backend: Option<i32>, has_public
         add(format!("ending backend pid {pid}, which uses slot {slot}"), sql);
     }
     if has_slot {
-        add(format!("dropping slot {slot}"), fill(sql::DROP_SLOT, &[("slot", Value::Text(slot.as_str()))])?);
+        let sql = format!("select pg_catalog.pg_drop_replication_slot({});", quote_literal(slot.as_str())?);
+        add(format!("dropping slot {slot}"), sql);
     }
     if has_publication {
-        let sql = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(publication))])?;
+        let sql = format!("drop publication {};", quote_ident(publication)?);
         add(format!("dropping publication {publication}"), sql);
     }
     Ok(steps)

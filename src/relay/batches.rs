@@ -87,7 +87,8 @@ impl Batch {
             text("walrelay.first_lsn", self.first_lsn.to_string()),
             text("walrelay.last_lsn", self.last_lsn.to_string()),
         ];
-        Span { name: format!("deliver {slot}"), end_time_unix_nano: now(), attributes, ..self.span }
+        let (name, status) = (format!("deliver {slot}"), Some(self.span.status.unwrap_or_default()));
+        Span { name, end_time_unix_nano: now(), attributes, status, ..self.span }
     }
 }
 
@@ -194,7 +195,7 @@ mod tests {
     /// Names of a span's events, and its error.
     fn told(span: &Span) -> (Vec<&str>, Option<&str>) {
         let names = span.events.iter().map(|event| event.name.as_str()).collect();
-        (names, span.status.as_ref().map(|status| status.message.as_str()))
+        (names, span.status.as_ref().map(|status| status.message.as_str()).filter(|message| !message.is_empty()))
     }
 
     fn counts(events: u64, bytes: u64, failed: u64, first: u64, last: u64) -> Vec<KeyValue> {

@@ -6,17 +6,18 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::cli::sql::{self, Value, fill};
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::{Mode, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Result};
 use crate::poll::{NEEDS_ORDER, TableFacts, table_facts};
 use crate::postgres::catalog::{Table, no_table};
 use crate::postgres::query::one_json;
-use crate::postgres::quote::quoted;
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::source::catalog::{self, Catalog, Member};
 use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, survey};
 
+/// The table's DDL: the first migration.
+const CREATE_TABLE: &str = include_str!("../../../migrations/0001_outbox.sql");
 const CAPACITY: &str = include_str!("../../../sql/room.sql");
 
 #[derive(Debug, Clone, Copy)]
@@ -151,8 +152,8 @@ fn create_table(
         }
     });
     let (doing, result) = (format!("creating table {name}"), format!("table {name} created"));
-    let sql = fill(sql::CREATE_TABLE, &[("table", Value::Table(name))])?;
-    plan.steps.push(Step::new(How::Plainly, doing, result, sql));
+    let sql = CREATE_TABLE.replace("{table}", &quote_table(name)?);
+    plan.steps.push(Step::new(How::Plainly, doing, result, sql.trim_end().to_owned()));
     Ok(())
 }
 
@@ -204,11 +205,19 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
     let all = wanted.tables().map(|(_, name)| name).zip(&found.outboxes);
     let (tables, outbox_tables): (Vec<_>, Vec<_>) = all.filter(|(_, of)| known.is_none() || found.adds(of)).unzip();
     let listed = tables.iter().map(|table| table.to_string()).collect::<Vec<_>>().join(", ");
-    let (doing, result, template) = match known {
+    let (sql_name, sql_tables) = (quote_ident(name)?, tables.iter().map(|table| quote_table(table)));
+    let sql_tables = sql_tables.collect::<Result<Vec<_>>>()?.join(", ");
+    let (doing, result, sql) = match known {
         None => (
             format!("creating publication {name}"),
             format!("publication {name} created"),
-            if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION },
+            match tables.is_empty() {
+                true => format!("create publication {sql_name} with (publish = 'insert');"),
+                false => format!(
+                    "create publication {sql_name} for table {sql_tables}\n    \
+                     with (publish = 'insert', publish_via_partition_root = true);"
+                ),
+            },
         ),
         Some(_) if tables.is_empty() => {
             plan.present.push(format!("publication {name} exists"));
@@ -217,7 +226,7 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
         Some(_) => (
             format!("adding {listed} to publication {name}"),
             format!("publication {name} publishes inserts into {listed}"),
-            "alter publication {publication} add table {tables};",
+            format!("alter publication {sql_name} add table {sql_tables};"),
         ),
     };
     if known.is_none() && !found.capacity.may_create {
@@ -233,7 +242,6 @@ fn publication(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()
     // Only its owner may add a table to a publication.
     let refused = |(name, of): (&&TableName, &&OutboxTable)| is_owned(name, of.table.as_ref()?).err();
     plan.obstacles.extend(tables.iter().zip(&outbox_tables).filter_map(refused));
-    let sql = fill(template, &[("publication", Value::Name(name)), ("tables", Value::Tables(&tables))])?;
     plan.steps.push(Step::new(How::Plainly, doing, result, sql));
     if known.is_some() && found.facts.slot.is_some() {
         plan.notes.push(format!(
@@ -270,9 +278,10 @@ fn slot(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
         full("walsenders", "raise max_wal_senders and restart the server");
     }
     let has_failover = found.facts.server.major() >= FAILOVER_MAJOR_MIN;
-    let template = if has_failover { sql::CREATE_SLOT_FAILOVER } else { sql::CREATE_SLOT };
+    let more = if has_failover { ", failover => true" } else { "" };
     let result = format!("slot {name} created: a relay publishes everything committed from now on");
-    let sql = fill(template, &[("slot", Value::Text(name))])?;
+    let slot = quote_literal(name)?;
+    let sql = format!("select lsn from pg_catalog.pg_create_logical_replication_slot({slot}, 'pgoutput'{more});");
     plan.steps.push(Step::new(How::Watched, format!("creating slot {name}"), result, sql));
     Ok(())
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::cli::config::{self, DAY, RelaySettings, duration};
 use crate::cli::output::{Grid, Outcome, Output, notes, or_dash, print_report};
 use crate::cli::progress::Bar;
-use crate::cli::sql::Range;
+use crate::cli::sql::{Range, Times};
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
@@ -29,13 +29,8 @@ use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, Reco
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub settings: RelaySettings,
-    /// Compare only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such
-    /// as 2h. The time is in the column outbox.time, by default created_at or a similar column
-    #[arg(long, value_name = "TIME")]
-    pub since: Option<String>,
-    /// Compare only rows before this time
-    #[arg(long, value_name = "TIME")]
-    pub until: Option<String>,
+    #[command(flatten)]
+    pub times: Times,
     /// The longest wait for the records of new rows before these rows count as missing
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration(Duration::ZERO..=DAY, "10s or 0s"))]
     pub grace: Duration,
@@ -78,7 +73,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
-    let range = Range::read(session.client(), args.since.as_deref(), args.until.as_deref()).await?;
+    let range = Range::read(session.client(), &args.times).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });

@@ -1,1 +1,0 @@
-create publication {publication} with (publish = 'insert');

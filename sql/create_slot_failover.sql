@@ -1,1 +1,0 @@
-select lsn from pg_catalog.pg_create_logical_replication_slot({slot}, 'pgoutput', failover => true);
