@@ -5,7 +5,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, RunSettings};
-use crate::cli::output::{Outcome, Output, cell, error_lines, labelled, note, print, print_report};
+use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note, print, print_report};
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
@@ -385,7 +385,7 @@ impl Text {
     fn of(bytes: &[u8]) -> Text {
         match std::str::from_utf8(bytes) {
             Ok(text) => Text::Text(text.to_owned()),
-            Err(_) => Text::Hex(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
+            Err(_) => Text::Hex(hex(bytes)),
         }
     }
 

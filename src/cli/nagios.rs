@@ -14,22 +14,18 @@ pub(super) enum State {
     Unknown = 3,
 }
 
-/// A figure for graphs. A value that is not known is left out.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Figure {
-    pub name: &'static str,
-    pub value: Option<f64>,
-    /// `B`, `s`, or empty for a number of things.
-    pub unit: &'static str,
-    /// The value above which the state is a warning.
-    pub limit: Option<f64>,
+/// A figure for graphs; none where the value is not known. The unit is `B`, `s`, or empty for a number of things. Above
+/// the limit, the state is a warning.
+pub(super) fn figure(name: &str, value: Option<f64>, unit: &str, limit: Option<f64>) -> Option<String> {
+    let limit = limit.map(|limit| limit.to_string()).unwrap_or_default();
+    value.map(|value| format!("{name}={value}{unit};{limit};;0"))
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Check {
     pub state: State,
     pub text: String,
-    pub figures: Vec<Figure>,
+    pub figures: Vec<String>,
 }
 
 impl Check {
@@ -58,12 +54,8 @@ impl fmt::Display for Check {
         // A bar begins the figures, and a line end other output.
         let text = self.text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ").replace('|', "/");
         write!(f, "WALRELAY {word} - {text}")?;
-        let known = self.figures.iter().filter_map(|figure| Some((figure, figure.value?)));
-        for (place, (Figure { name, unit, limit, .. }, value)) in known.enumerate() {
-            let limit = limit.map(|limit| limit.to_string()).unwrap_or_default();
-            write!(f, "{}{name}={value}{unit};{limit};;0", if place == 0 { " | " } else { " " })?;
-        }
-        Ok(())
+        let figures = self.figures.join(" ");
+        if figures.is_empty() { Ok(()) } else { write!(f, " | {figures}") }
     }
 }
 
@@ -73,13 +65,13 @@ mod tests {
 
     #[test]
     fn a_check_is_one_line_with_the_known_figures_and_their_limits() {
-        let figure = |name, value, unit, limit| Figure { name, value, unit, limit };
-        let figures = vec![
+        let figures = [
             figure("lag_bytes", Some(12_345.0), "B", Some(1_048_576.0)),
             figure("lag_seconds", None, "s", Some(5.0)),
             figure("retained_bytes", Some(17_825_792_000.0), "B", None),
             figure("parked_events", Some(0.0), "", None),
         ];
+        let figures = figures.into_iter().flatten().collect();
         let check = Check { state: State::Warning, text: "a | b\n  c".to_owned(), figures };
         assert_eq!(
             check.to_string(),

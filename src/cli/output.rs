@@ -350,6 +350,10 @@ fn escaped(character: char) -> Vec<char> {
     }
 }
 
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// At most `chars` of a text; `…` replaces the rest.
 pub(crate) fn cut(text: &str, chars: usize) -> String {
     if text.chars().count() <= chars {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
 use crate::cli::config::{self, AGE_MAX, Common, DAY, seconds};
-use crate::cli::nagios::{Check, Figure, State};
+use crate::cli::nagios::{Check, State, figure};
 use crate::cli::output::{Outcome, Output, counted, labelled, or_dash, print, print_line, print_to_reader};
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
@@ -87,7 +87,8 @@ With --nagios the exit codes are those of Nagios plugins:
 /// Prints the state of the slot, once or until interrupted.
 pub(super) async fn status(args: &StatusArgs) -> Outcome {
     if args.nagios {
-        let check = settled(args).await.map_or_else(|error| Check::failed(&error), |report| report.check(&args.limits));
+        let settled = async { Checked::open(args).await?.settled().await };
+        let check = settled.await.map_or_else(|error| Check::failed(&error), |report| report.check(&args.limits));
         print_line(&check)?;
         return Err(check.end());
     }
@@ -111,13 +112,9 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     }
 }
 
-async fn settled(args: &StatusArgs) -> Result<Report> {
-    Checked::open(args).await?.settled().await
-}
-
-fn clock() -> impl std::fmt::Display {
-    let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
-    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
+/// The time of day, in seconds.
+fn clock() -> String {
+    jiff::Timestamp::from_microsecond(now_us()).map(|now| format!("{now:.0}")).unwrap_or_default()
 }
 
 /// What the server shows of the slot, without a judgement and without parked events.
@@ -327,18 +324,17 @@ impl Report {
             (true, Some(_)) => "a relay reads the table".to_owned(),
             (true, None) => format!("streaming, lag {}", wal.lag()),
         };
-        let figure = |name, value, unit, limit| Figure { name, value, unit, limit };
         let number = |value: Option<i64>| value.map(|value| value as f64);
         let rounded = |seconds: f64| (seconds * 1_000.0).round() / 1_000.0;
         let most_bytes = limits.max_lag_bytes.map(|most| most as f64);
         let most_seconds = limits.max_lag_seconds.map(|most| most.as_secs_f64());
-        let figures = vec![
+        let figures = [
             figure("lag_bytes", number(wal.lag_bytes), "B", most_bytes),
             figure("retained_bytes", number(wal.retained_bytes), "B", None),
             figure("lag_seconds", wal.lag_seconds.map(rounded), "s", most_seconds),
             figure("parked_events", number(self.parked.events), "", None),
         ];
-        Check { state, text: format!("slot {slot}: {text}"), figures }
+        Check { state, text: format!("slot {slot}: {text}"), figures: figures.into_iter().flatten().collect() }
     }
 
     fn line(&self) -> String {

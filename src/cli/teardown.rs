@@ -181,7 +181,7 @@ async fn nothing_is_lost(settings: &Settings, source: &SourceConfig, slot: &Slot
     if slot.lost().is_some() {
         return Ok(());
     }
-    let mut peek = match Peek::at_slot(Subject::look(settings, "teardown").await?, None).await {
+    let mut peek = match Box::pin(Peek::at_slot(Subject::look(settings, "teardown").await?, None)).await {
         Ok(peek) => peek,
         Err(error) => return Err(unread(source, &error)),
     };

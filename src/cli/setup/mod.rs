@@ -205,7 +205,8 @@ async fn create_slot(session: &SqlSession, database: &ConnInfo, step: &Step, tim
         tokio::select! {
             created = &mut creating => return match created {
                 Ok(()) => Ok(()),
-                Err(error) if timed_out(error.code()) => Err(too_late(step, timeout, &waits).into()),
+                // An administrator's `pg_cancel_backend` gives the same code.
+                Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => Err(too_late(step, timeout, &waits).into()),
                 Err(error) => Err(fault::sql(While::Querying(&step.doing), &error).into()),
             },
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
@@ -215,11 +216,6 @@ async fn create_slot(session: &SqlSession, database: &ConnInfo, step: &Step, tim
             }
         }
     }
-}
-
-/// Whether `statement_timeout` ended a statement. An administrator's `pg_cancel_backend` gives the same code.
-fn timed_out(code: Option<&SqlState>) -> bool {
-    code == Some(&SqlState::QUERY_CANCELED)
 }
 
 fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use super::{
     UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
-use crate::cli::output::{Outcome, Output, aligned, cell, counted, labelled, note, notes, print_report, warn};
+use crate::cli::output::{Outcome, Output, aligned, cell, counted, hex, labelled, note, notes, print_report, warn};
 use crate::cli::progress::{Bar, Sending};
 use crate::clock::now_us;
 use crate::config::Config;
@@ -369,14 +368,6 @@ fn add_details(event: &mut Event, letter: &DeadLetter<'_>, payload: bool) {
     };
     event.add_data(key, &text);
     event.add_part("value", text);
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String does not fail.
-        write!(text, "{byte:02x}").unwrap_or_default();
-        text
-    })
 }
 
 /// The greatest number of listed dead letters without a record to send; all are counted.
