@@ -1,11 +1,10 @@
 //! Checked reads of bytes from outside, and the error of a read past their end (P11).
 
-use std::fmt;
-
 use crate::position::Lsn;
 
 /// The bytes are not the message they claim to be. The error has numbers and our own words, never text of the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{what} at byte {offset} {problem}")]
 pub struct DecodeError {
     /// In bytes from the first of the message.
     pub offset: usize,
@@ -14,39 +13,23 @@ pub struct DecodeError {
 }
 
 /// What is wrong at the offset of a [`DecodeError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The message ends too early.
+    #[error("wants {wanted} bytes and {left} are left")]
     Short { wanted: usize, left: usize },
-    /// Bytes follow the end of the message.
+    #[error("has ended and {left} more bytes follow")]
     Trailing { left: usize },
-    /// A tag or kind without a meaning.
+    /// A tag or kind.
+    #[error("is 0x{found:02x}, which has no meaning")]
     Unknown { found: u8 },
     /// A length or count below zero, or a number outside its range.
+    #[error("is {found}, which is out of range")]
     OutOfRange { found: i64 },
-    /// A text does not end with a zero byte.
+    #[error("has no end")]
     Unterminated,
-    /// A name is not UTF-8.
+    #[error("is not UTF-8")]
     NotUtf8,
 }
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DecodeError { offset, what, problem } = self;
-        match problem {
-            Problem::Short { wanted, left } => {
-                write!(f, "{what} at byte {offset} wants {wanted} bytes and {left} are left")
-            }
-            Problem::Trailing { left } => write!(f, "{what} ends at byte {offset} and {left} more bytes follow"),
-            Problem::Unknown { found } => write!(f, "{what} at byte {offset} is 0x{found:02x}, which has no meaning"),
-            Problem::OutOfRange { found } => write!(f, "{what} at byte {offset} is {found}, which is out of range"),
-            Problem::Unterminated => write!(f, "{what} at byte {offset} has no end"),
-            Problem::NotUtf8 => write!(f, "{what} at byte {offset} is not UTF-8"),
-        }
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 /// Reads big-endian numbers and texts off the front of `bytes`. Every read is checked; none copies or allocates.
 #[derive(Debug, Clone, Copy)]

@@ -12,6 +12,8 @@ pub(crate) use cursor::DecodeError;
 #[cfg(test)]
 pub(crate) use tests::wire;
 
+use clap::ValueEnum;
+
 use crate::clock::POSTGRES_EPOCH_US;
 use crate::position::Lsn;
 use cursor::{Cursor, Problem};
@@ -94,7 +96,8 @@ pub(crate) struct LogicalMessage<'a> {
 }
 
 /// A message that carries no event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Other {
     /// `U`
     Update,
@@ -107,6 +110,7 @@ pub enum Other {
     /// `O`
     Origin,
     /// `M`, emitted outside of transactions or with another prefix.
+    #[value(name = "message")]
     LogicalMessage,
 }
 
@@ -314,13 +318,7 @@ impl<'a> Iterator for Values<'a> {
         self.left = self.left.checked_sub(1)?;
         value(&mut self.cursor).ok()
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left.into(), Some(self.left.into()))
-    }
 }
-
-impl ExactSizeIterator for Values<'_> {}
 
 #[inline]
 fn value<'a>(cursor: &mut Cursor<'a>) -> Result<Value<'a>, DecodeError> {

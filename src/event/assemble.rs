@@ -53,7 +53,6 @@ pub struct Assembler {
 #[derive(Debug, Clone)]
 enum Table {
     Other,
-    /// The outbox of this index.
     Outbox(usize, Arc<Mapping>),
     /// The outbox of this index, without the column of this place: an error for the next event that is not delivered.
     Lacking(usize, usize),
@@ -64,9 +63,7 @@ struct Open {
     commit_lsn: Lsn,
     committed_at_us: i64,
     xid: u32,
-    /// The number of outbox events so far.
     index: u64,
-    /// The number of events that were delivered before.
     delivered: u64,
     covered: bool,
 }
@@ -349,7 +346,6 @@ fn no_source() -> EventSource {
     EventSource::Messages(String::new())
 }
 
-/// The table's columns, for an error text.
 fn list(relation: &Relation) -> String {
     let mut list = String::new();
     for (number, column) in relation.columns.iter().enumerate() {
@@ -726,29 +722,6 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_looked_up_for_the_next() {
-        let mut assembler = Assembler::new(&[outbox()], Position::default());
-        let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
-        assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::new(HashMap::new(), Lsn::new(99)));
-        feed(&mut assembler, &wire::begin(100, 7, 1)).unwrap();
-        let error = feed(&mut assembler, &typed).unwrap_err();
-        assert!(matches!(error, EventError::TypeUnknown { .. }), "{error}");
-        let error = error.into_error(&"orders".parse::<SlotName>().unwrap());
-        assert_eq!(error.kind().disposition(), crate::error::Disposition::Retry);
-        assert!(error.cause().contains("column \"id\" of public.outbox"), "{error}");
-
-        assembler.resume_at(Position::default());
-        assembler.set_catalog(
-            HashMap::from([(OUTBOX, 0)]),
-            BaseTypes::new(HashMap::from([(20_000, of(17, -1))]), Lsn::new(100)),
-        );
-        feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
-        let row = row("8");
-        let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
-        assert_eq!(event.row.type_oid(0), 17);
-    }
-
-    #[test]
     fn rows_of_the_table_count_under_the_name_it_had_when_they_were_written() {
         let mut assembler = Assembler::new(&[outbox()], Position::default());
         assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::default());
@@ -780,17 +753,5 @@ mod tests {
         assert_eq!(base(20_001, -1, 100), Some(of(20_001, -1)));
         assert_eq!(base(20_001, -1, 101), None);
         assert_eq!(base(1700, 655_366, 101), amount);
-    }
-
-    #[test]
-    fn a_column_of_a_domain_has_the_modifier_of_the_domain() {
-        let mut assembler = Assembler::new(&[outbox()], Position::default());
-        let amount = BaseTypes::new(HashMap::from([(20_000, of(1700, 655_366))]), Lsn::new(100));
-        assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), amount);
-        let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
-        feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
-        let row = row("8");
-        let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
-        assert_eq!(crate::template::Values::column_type(&event.row, 0), of(1700, 655_366));
     }
 }

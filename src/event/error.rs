@@ -49,29 +49,17 @@ pub enum Fault {
 /// No event can be made of a message, or the message cannot be counted. The position stays before it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
-    /// The bytes are not a pgoutput message.
     #[error("a message cannot be decoded ({seen}): {source}")]
     Undecodable { seen: Seen, source: DecodeError },
-    /// The message breaks the protocol: no server sends it here.
     #[error("the server sent {what} ({seen})")]
     Protocol { seen: Seen, what: String },
-    /// A configured column is not in the table as it was when the row was written.
     #[error("{place}: table {table} has no column {column}; it has {there_are}")]
-    ColumnMissing {
-        /// The first event that needs it.
-        place: Place,
-        table: String,
-        column: String,
-        /// The table's columns, for people.
-        there_are: String,
-    },
+    ColumnMissing { place: Place, table: String, column: String, there_are: String },
     /// The type of a column was created after the types were read. They have to be read again.
     #[error("transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at types again")]
     TypeUnknown { commit_lsn: Lsn, of: EventSource, column: Shown },
-    /// A column of a row holds what no event can be made of.
     #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
     Value { place: Place, id: Option<Shown>, of: EventSource, column: String, fault: Fault },
-    /// The position ends inside this transaction's commit record, where none can end.
     #[error(
         "position {position} ends inside the commit record of the transaction at {commit_lsn}, which ends at {end_lsn}"
     )]
@@ -81,14 +69,12 @@ pub enum EventError {
         commit_lsn: Lsn,
         end_lsn: Lsn,
     },
-    /// The partly delivered transaction is not in the stream, or has fewer events than were delivered of it.
     #[error("position {position} is not one of this slot: the transaction at {commit_lsn} came with {events} events")]
     PartialMissing {
         /// Where the relay resumed.
         position: Position,
         /// The transaction that came: the partly delivered one, or a later one.
         commit_lsn: Lsn,
-        /// How many events it had of what was delivered.
         events: u64,
     },
 }
@@ -151,7 +137,6 @@ impl EventError {
     }
 }
 
-/// How much of a text is shown.
 const SHOWN_CHARS_MAX: usize = 100;
 
 /// Text from a row, made harmless for a terminal or a log: quoted, escaped, cut after about 100 characters (P11).

@@ -1,18 +1,13 @@
 //! The values of one event from the stream, from a table or from a message, and the key of its row.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
-
-use serde::Deserializer as _;
-use serde::de::{Error as _, MapAccess, Visitor};
-use serde_json::value::RawValue;
 
 use super::error::Fault;
 use super::{Event, Place};
 use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, OutboxConfig, RowKey};
 use crate::decode::{self, Column, Insert, LogicalMessage, Message, Relation, Tuple, Value};
-use crate::template::{ColumnType, Values, text_of};
+use crate::template::{ColumnType, Values, each_member, text_of};
 
 /// The values of one row or message, by the index of the column in [`OutboxConfig::columns`]. Values are the text of Postgres, borrowed
 /// from the receive buffer where possible.
@@ -50,7 +45,7 @@ impl<'a> Row<'a> {
     pub fn has_key(&self) -> bool {
         match &self.0 {
             Of::Table(_, mapping) => {
-                mapping.row_key().is_some_and(|key| key.places.iter().all(|place| self.get(*place).is_some()))
+                mapping.row_key.as_ref().is_some_and(|key| key.places.iter().all(|place| self.get(*place).is_some()))
             }
             // The key is the LSN, or an id in the content.
             Of::Message(_) => true,
@@ -61,7 +56,7 @@ impl<'a> Row<'a> {
     #[inline]
     pub fn write_key(&self, into: &mut Vec<u8>) {
         let key = match &self.0 {
-            Of::Table(_, mapping) => mapping.row_key(),
+            Of::Table(_, mapping) => mapping.row_key.as_ref(),
             Of::Message(_) => None,
         };
         let places = key.map_or(&[0][..], |key| &key.places);
@@ -143,7 +138,6 @@ fn join<'v>(values: impl Iterator<Item = &'v [u8]>, into: &mut Vec<u8>) {
 /// The positions of an outbox's columns in the tuples of one version of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
-    /// The number of values of a tuple.
     columns: usize,
     /// By place: the position in a tuple, and the type. None for a missing column that only the row key needs.
     places: Vec<Option<(usize, ColumnType)>>,
@@ -166,11 +160,6 @@ impl Mapping {
         };
         let places = outbox.columns.iter().enumerate().map(find).collect::<Result<_, _>>()?;
         Ok(Mapping { columns: relation.columns.len(), places, row_key: outbox.row_key.clone() })
-    }
-
-    #[inline]
-    fn row_key(&self) -> Option<&RowKey> {
-        self.row_key.as_ref()
     }
 
     pub(super) fn columns(&self) -> usize {
@@ -244,8 +233,19 @@ impl<'a> Content<'a> {
         let whole = needed.iter().position(|name| name == MESSAGE_CONTENT);
         let mut content = Content { values, whole };
         let Some(member_at) = member_at else { return Ok(content) };
-        let mut json = serde_json::Deserializer::from_slice(message.content);
-        let read = json.deserialize_map(Members { needed, content: &mut content }).and_then(|()| json.end());
+        let read = each_member(message.content, |name, value| {
+            // Of members with one name the last counts, as in `jsonb`.
+            let place = needed.iter().position(|needed| *needed == name && of_every_message(needed).is_none());
+            if let Some(slot) = place.and_then(|place| content.values.get_mut(place)) {
+                let type_oid = if value.get() == "null" || value.get().starts_with('"') { TEXT } else { JSON };
+                let bytes = text_of(value.get())?.map(|text| match text {
+                    Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                    Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+                });
+                *slot = (bytes, type_oid);
+            }
+            Ok(())
+        });
         read.map_err(|_| (member_at, Fault::NoMembers))?;
         Ok(content)
     }
@@ -264,38 +264,6 @@ impl<'a> Content<'a> {
     }
 }
 
-/// Reads the needed members, and ignores the others.
-struct Members<'n, 'a> {
-    needed: &'n [String],
-    content: &'n mut Content<'a>,
-}
-
-impl<'a> Visitor<'a> for Members<'_, 'a> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<(), A::Error> {
-        while let Some((name, value)) = members.next_entry::<String, &'a RawValue>()? {
-            let reserved = [MESSAGE_LSN, MESSAGE_PREFIX, MESSAGE_CONTENT].contains(&name.as_str());
-            let place = self.needed.iter().position(|needed| *needed == name).filter(|_| !reserved);
-            let Some(slot) = place.and_then(|place| self.content.values.get_mut(place)) else { continue };
-            // Of members with one name the last counts, as in `jsonb`.
-            let type_oid = if value.get() == "null" || value.get().starts_with('"') { TEXT } else { JSON };
-            let text = text_of(value.get()).map_err(A::Error::custom)?;
-            let bytes = text.map(|text| match text {
-                Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-                Cow::Owned(text) => Cow::Owned(text.into_bytes()),
-            });
-            *slot = (bytes, type_oid);
-        }
-        Ok(())
-    }
-}
-
-/// The greatest capacity of the buffer between two rows.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Makes an event of each row that was read from a table: encodes it as the server would send it, and uses the decoder and the mapping of
@@ -476,16 +444,6 @@ mod tests {
             type_modifier: -1,
         };
         Polled::new(&outbox, columns.iter().map(column).collect())
-    }
-
-    #[test]
-    fn rows_become_events_one_after_the_other_wherever_their_columns_stand() {
-        let mut polled = polled(&["id", "payload"], &[("payload", 17), ("other", 25), ("id", 2950)]).unwrap();
-        for (payload, id) in [(Some(&b"\\x00"[..]), &b"7"[..]), (None, b"8"), (Some(b""), "größe".as_bytes())] {
-            let event = polled.event(PLACE, 2, [payload, None, Some(id)].into_iter()).unwrap();
-            assert_eq!((event.place, event.outbox, event.id()), (PLACE, 2, id));
-            assert_eq!((event.row.get(1), event.row.get(2), event.row.type_oid(1)), (payload, None, 17));
-        }
     }
 
     #[test]

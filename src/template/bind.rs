@@ -19,21 +19,16 @@ pub trait Values {
     }
 }
 
-/// A column the template needs is not there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("template {template:?} needs column {column:?}, which is not there")]
 pub struct UnknownColumn {
-    /// The template as it was written.
     pub template: String,
     pub column: String,
 }
 
-/// Why a row does not fit a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderError {
-    /// The template as it was written.
     pub template: String,
-    /// The place of the value.
     pub place: usize,
     /// What it should be: UTF-8 text, JSON, a timestamp.
     pub needed: &'static str,
@@ -47,7 +42,6 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds a template; `place` gives the place of a column.
     pub(super) fn new(
         source: &str,
         parts: &[Part<String>],
@@ -64,7 +58,6 @@ impl Bound {
         Ok(Bound { source: source.to_owned(), parts: parts.iter().map(bound).collect::<Result<_, _>>()? })
     }
 
-    /// The template as it was written.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -77,7 +70,6 @@ impl Bound {
         }
     }
 
-    /// The places it reads.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(_) => None,
@@ -85,7 +77,6 @@ impl Bound {
         })
     }
 
-    /// The error that the value in `place` is not what is `needed`.
     pub fn error(&self, place: usize, needed: &'static str) -> RenderError {
         RenderError { template: self.source.clone(), place, needed }
     }
@@ -152,7 +143,6 @@ impl Bound {
         text.map_err(|_| self.error(place, "UTF-8 text"))
     }
 
-    /// The value of a field: a column's, or a member's, with the functions applied.
     fn field<'v>(&self, field: &Field<usize>, values: &'v impl Values) -> Result<Option<Cow<'v, str>>, RenderError> {
         let place = field.column;
         let not = |needed: &'static str| self.error(place, needed);

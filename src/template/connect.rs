@@ -1,4 +1,5 @@
-//! A value in the forms of Kafka Connect's converters, by the type of its column: what Debezium's consumers know.
+//! A value in the forms of Kafka Connect's converters, by the type of its column: what Debezium's consumers know. An error
+//! is what the value should be instead.
 //!
 //! As Debezium 3.7 writes it with `SimpleHeaderConverter` and `JsonConverter` of Kafka Connect 4.3 and their defaults
 //! (`decimal.handling.mode=precise`, `time.precision.mode=adaptive`):
@@ -14,7 +15,6 @@ use jiff::{SignedDuration, ToSpan, civil};
 use serde::Deserialize;
 use tokio_postgres::types;
 
-/// A column's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ColumnType {
     /// Its OID; 0 where that is not known.
@@ -27,7 +27,6 @@ impl ColumnType {
     pub(super) const TEXT: ColumnType = ColumnType { oid: 25, modifier: -1 };
 }
 
-/// How a value is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// As text: `SimpleHeaderConverter`.
@@ -45,9 +44,6 @@ pub(super) enum Form {
 
 impl Form {
     /// Of the arguments of a template's function.
-    ///
-    /// # Errors
-    /// What is wrong, for people.
     pub(super) fn new(words: &[&str]) -> Result<Form, String> {
         match words {
             [] | ["text"] => Ok(Form::Text),
@@ -63,9 +59,6 @@ impl Form {
     }
 
     /// The value of a column of this type; `None` is NULL.
-    ///
-    /// # Errors
-    /// What the value should be.
     pub(super) fn write<'v>(
         self,
         value: Option<Cow<'v, str>>,
@@ -89,7 +82,6 @@ impl Form {
     }
 }
 
-/// How the text of a value is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reads {
     Text,
@@ -108,11 +100,9 @@ enum Reads {
     InstantOfDay,
     /// A count since 1970, in units of so many microseconds.
     Timestamp(i64),
-    /// Days since 1970.
     Date,
     /// A count since midnight, likewise.
     Time(i64),
-    /// A duration in microseconds.
     Interval,
 }
 
@@ -170,12 +160,10 @@ impl Kind {
         Kind { reads, basic, name, is_array: false }
     }
 
-    /// Whether a value is the text that Postgres prints.
     fn is_text(self) -> bool {
         self.reads == Reads::Text && !self.is_array
     }
 
-    /// The schema as JSON.
     fn schema(self, optional: bool) -> String {
         let Kind { reads, basic, name, is_array } = self;
         if is_array {
@@ -204,9 +192,6 @@ impl Kind {
     }
 
     /// Reads the text that Postgres prints.
-    ///
-    /// # Errors
-    /// What it should be.
     fn read(self, text: &str) -> Result<Datum, &'static str> {
         const NUMBER: &str = "a finite number";
         const TIME_OF_DAY: &str = "a time of day";
@@ -254,7 +239,6 @@ impl Kind {
     }
 }
 
-/// A value of Kafka Connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Datum {
     Null,
@@ -416,9 +400,6 @@ fn endless(text: &str) -> Option<Endless> {
 }
 
 /// The bytes of a `bytea`, which Postgres prints as `\x` and hexadecimal digits (`bytea_output`, which the session sets).
-///
-/// # Errors
-/// What the text should be.
 pub(crate) fn bytea(text: &[u8]) -> Result<Vec<u8>, &'static str> {
     let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
     let pair = |pair: &[u8]| match pair {
@@ -618,7 +599,6 @@ fn java_decimal(scientific: &str) -> String {
     }
 }
 
-/// `double`.
 pub(super) fn double(number: f64) -> String {
     match number {
         infinite if infinite.is_infinite() => if infinite > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
@@ -627,7 +607,6 @@ pub(super) fn double(number: f64) -> String {
     }
 }
 
-/// `float`.
 fn float(number: f32) -> String {
     match number {
         finite if finite.is_finite() => java_decimal(&scientific(finite, finite.is_subnormal())),
@@ -848,29 +827,6 @@ mod tests {
         ] {
             assert!(written(Form::Json, oid, -1, Some(text)).is_err(), "{oid} {text}");
         }
-    }
-
-    #[test]
-    fn a_scale_below_zero_is_taken_for_one_of_up_to_2047() {
-        // numeric(3,-2), of which Debezium reads a scale of 2046.
-        let modifier = (3 << 16 | 0x7fe) + 4;
-        let zeros = "0".repeat(2046);
-        for (text, expected) in [("12300", format!("12300.{zeros}")), ("0", "0E-2046".to_owned())] {
-            assert_eq!(written(Form::Text, 1700, modifier, Some(text)), Ok(Some(expected)));
-        }
-        let schema = Form::new(&["schema"]).unwrap();
-        let zero = written(schema, 1700, modifier, Some("0")).unwrap().unwrap();
-        assert!(
-            zero.contains(r#""scale":"2046","connect.decimal.precision":"3""#) && zero.contains(r#""AA==""#),
-            "{zero}"
-        );
-    }
-
-    #[test]
-    fn the_schema_of_a_tsvector_has_a_name() {
-        let written = written(Form::new(&["schema"]).unwrap(), 3614, -1, Some("'a':1"));
-        let schema = r#"{"type":"string","optional":true,"name":"io.debezium.data.Tsvector","version":1}"#;
-        assert_eq!(written, Ok(Some(format!(r#"{{"schema":{schema},"payload":"'a':1"}}"#))));
     }
 
     #[test]

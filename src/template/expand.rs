@@ -26,7 +26,6 @@ const DIGITS_MAX: usize = 1000;
 const BYTES_MAX: usize = 64 << 20;
 const TOO_MUCH: &str = "JSON whose objects in arrays are more alike: filled with each other's members it is too large";
 
-/// A value of JSON.
 enum Node<'j> {
     /// With its quotes and escapes.
     Text(&'j str),
@@ -44,7 +43,6 @@ struct Layout<'n> {
     members: Vec<(&'n str, Layout<'n>)>,
     /// Where the members of all objects but the last are, by name.
     places: BTreeMap<&'n str, usize>,
-    /// Of all arrays.
     elements: Option<Box<Layout<'n>>>,
 }
 
@@ -52,9 +50,6 @@ struct Layout<'n> {
 /// behind the value is lost.
 ///
 /// With `nulls` members that are `null` stay.
-///
-/// # Errors
-/// The value comes to far more than it is.
 pub(super) fn expand(text: &str, nulls: bool) -> Result<String, &'static str> {
     let first = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>().next();
     let value = first.and_then(Result::ok).map(RawValue::get).filter(|_| text.starts_with(['{', '[']));
@@ -71,9 +66,7 @@ pub(super) fn expand(text: &str, nulls: bool) -> Result<String, &'static str> {
 /// An array or an object that is not closed yet.
 struct Open<'j> {
     node: Node<'j>,
-    /// The name of the member that comes next.
     name: Option<Cow<'j, str>>,
-    /// Where the members are, by name.
     places: BTreeMap<Cow<'j, str>, usize>,
 }
 
@@ -180,8 +173,6 @@ impl Node<'_> {
         }
     }
 
-    /// # Errors
-    /// It comes to more than `bytes_max`.
     fn write(&self, layout: &Layout<'_>, bytes_max: usize, json: &mut String) -> Result<(), &'static str> {
         if json.len() > bytes_max {
             return Err(TOO_MUCH);

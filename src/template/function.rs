@@ -8,7 +8,6 @@ use super::connect::{ColumnType, Form, Moment};
 use super::expand::expand;
 use super::json;
 
-/// A function with its arguments.
 #[derive(Debug, Clone)]
 pub(super) enum Function {
     Lower,
@@ -23,11 +22,8 @@ pub(super) enum Function {
     Json,
     /// Text to be quoted, whatever the column's type.
     Text,
-    /// A JSON object without these members.
     Strip(Vec<String>),
-    /// JSON without blanks.
     Compact,
-    /// JSON without blanks and with sorted members.
     Sort,
     /// A timestamp of Postgres in the form of RFC 3339.
     Rfc3339,
@@ -47,13 +43,10 @@ pub(super) enum Function {
     },
 }
 
-/// How each function is written.
 const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text strip('…',…) compact sort \
                      rfc3339 filled connect('…',…) expand";
 
 impl Function {
-    /// # Errors
-    /// What is wrong, for people.
     pub(super) fn new(name: &str, arguments: Vec<String>) -> Result<Function, String> {
         let texts: Vec<&str> = arguments.iter().map(String::as_str).collect();
         Ok(match (name, texts.as_slice()) {
@@ -91,9 +84,6 @@ impl Function {
     }
 
     /// Applies it to a value of a column `of` this type; `None` is NULL.
-    ///
-    /// # Errors
-    /// What the value should be.
     pub(super) fn apply<'v>(
         &self,
         value: Option<Cow<'v, str>>,
@@ -134,7 +124,6 @@ impl Function {
         }))
     }
 
-    /// Whether what it gives is JSON to be embedded.
     pub(super) fn gives_json(&self) -> bool {
         if let Function::Connect(form) = self {
             return *form != Form::Text;

@@ -1,30 +1,24 @@
 //! JSON as text: a member of an object without reading more than is needed, and the same value in another form.
+//!
+//! An error is what the text should be instead.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
-use serde::Deserialize;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer as _};
+use serde_json::Error;
 use serde_json::value::RawValue;
-
-/// An object's members, not looked into. Of members with one name the last counts, as in `jsonb`.
-#[derive(Deserialize)]
-struct Members<'j>(#[serde(borrow)] BTreeMap<Cow<'j, str>, &'j RawValue>);
 
 /// The member at the end of `path`: a string's text, or anything else as it stands. `None` where it is missing or
 /// `null`, or where something on the way is no object.
-///
-/// # Errors
-/// `text` is not JSON.
-pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j, str>>, serde_json::Error> {
+pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j, str>>, Error> {
     raw_member(text, path)?.map_or(Ok(None), text_of)
 }
 
 /// What a JSON value is as text: a string unquoted, nothing for `null`, anything else as it stands.
-///
-/// # Errors
-/// A string that is none.
-pub(crate) fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, serde_json::Error> {
+pub(crate) fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, Error> {
     Ok(match raw {
         "null" => None,
         text if text.starts_with('"') => Some(unquoted(text)?),
@@ -33,20 +27,20 @@ pub(crate) fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, serde_json::Err
 }
 
 /// The member at the end of `path` as it stands; `None` where it is missing.
-///
-/// # Errors
-/// `text` is not JSON.
-pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'j str>, serde_json::Error> {
+pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'j str>, Error> {
     let mut value: &RawValue = serde_json::from_str(text)?;
     for name in path {
         if !value.get().starts_with('{') {
             return Ok(None);
         }
-        let members: Members<'j> = serde_json::from_str(value.get())?;
-        match members.0.get(name.as_str()) {
-            Some(found) => value = found,
-            None => return Ok(None),
-        }
+        let mut member = None;
+        each_member(value.get().as_bytes(), |found, value| {
+            // Of members with one name the last counts, as in `jsonb`.
+            member = if found == *name { Some(value) } else { member };
+            Ok(())
+        })?;
+        let Some(member) = member else { return Ok(None) };
+        value = member;
     }
     Ok(Some(value.get()))
 }
@@ -58,75 +52,60 @@ pub(crate) type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
 const MEMBERS_MAX: usize = 100_000;
 
 /// The members of an object, in their order.
-///
-/// # Errors
-/// What `text` should be instead.
 pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
-    const NEEDED: &str = "a JSON object of at most 100000 members";
-    let members: Ordered<'_, MEMBERS_MAX> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
-    let mut texts = Vec::with_capacity(members.0.len());
-    for (name, value) in members.0 {
-        texts.push((name, text_of(value.get()).map_err(|_| NEEDED)?));
-    }
-    Ok(texts)
+    let mut members = Vec::new();
+    let read = each_member(text, |name, value| {
+        members.push((name, text_of(value.get())?));
+        if members.len() > MEMBERS_MAX { Err(Error::custom("too many members")) } else { Ok(()) }
+    });
+    read.map(|()| members).map_err(|_| "a JSON object of at most 100000 members")
 }
 
-/// # Errors
-/// It is not JSON.
+/// Calls `take` with the name and the value of each member of a JSON object, in their order.
+pub(crate) fn each_member<'j>(
+    text: &'j [u8],
+    take: impl FnMut(Cow<'j, str>, &'j RawValue) -> Result<(), Error>,
+) -> Result<(), Error> {
+    struct Members<F>(F);
+
+    impl<'j, F: FnMut(Cow<'j, str>, &'j RawValue) -> Result<(), Error>> Visitor<'j> for Members<F> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'j>>(mut self, mut map: A) -> Result<(), A::Error> {
+            while let Some((Text(name), value)) = map.next_entry::<Text<'j>, &'j RawValue>()? {
+                (self.0)(name, value).map_err(A::Error::custom)?;
+            }
+            Ok(())
+        }
+    }
+
+    let mut json = serde_json::Deserializer::from_slice(text);
+    json.deserialize_map(Members(take))?;
+    json.end()
+}
+
 pub(super) fn valid(text: &str) -> Result<(), &'static str> {
     serde_json::from_str::<&RawValue>(text).map(|_| ()).map_err(|_| "JSON")
 }
 
 /// The object without these members; everything else as it stands and in its order.
-///
-/// # Errors
-/// It is no JSON object.
 pub(super) fn without(text: &str, left_out: &[String]) -> Result<String, &'static str> {
-    let members: Ordered<'_> = serde_json::from_str(text).map_err(|_| "a JSON object")?;
-    let mut object = String::from("{");
-    for (name, value) in members.0.iter().filter(|(name, _)| !left_out.iter().any(|out| out == name.as_ref())) {
-        if object.len() > 1 {
-            object.push_str(", ");
+    let mut kept = Vec::new();
+    let read = each_member(text.as_bytes(), |name, value| {
+        if !left_out.iter().any(|out| *out == name) {
+            kept.push(format!("{}: {}", quoted(&name), value.get()));
         }
-        object.push_str(&quoted(name));
-        object.push_str(": ");
-        object.push_str(value.get());
-    }
-    object.push('}');
-    Ok(object)
+        Ok(())
+    });
+    read.map(|()| format!("{{{}}}", kept.join(", "))).map_err(|_| "a JSON object")
 }
 
-/// A JSON string with this text.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
-}
-
-/// An object's members in their order, if there are at most so many.
-pub(crate) struct Ordered<'j, const MAX: usize = { usize::MAX }>(pub(crate) Vec<(Cow<'j, str>, &'j RawValue)>);
-
-impl<'de, const MAX: usize> Deserialize<'de> for Ordered<'de, MAX> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<const MAX: usize>;
-        impl<'de, const MAX: usize> serde::de::Visitor<'de> for Visitor<MAX> {
-            type Value = Ordered<'de, MAX>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
-                    if members.len() == MAX {
-                        return Err(serde::de::Error::invalid_length(MAX, &self));
-                    }
-                    members.push((name, value));
-                }
-                Ok(Ordered(members))
-            }
-        }
-        deserializer.deserialize_map(Visitor::<MAX>)
-    }
 }
 
 /// A string, borrowed where nothing in it is escaped.
@@ -134,51 +113,61 @@ impl<'de, const MAX: usize> Deserialize<'de> for Ordered<'de, MAX> {
 struct Text<'j>(#[serde(borrow)] Cow<'j, str>);
 
 /// The text of a JSON string; borrowed where nothing in it is escaped.
-pub(super) fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
+pub(super) fn unquoted(text: &str) -> Result<Cow<'_, str>, Error> {
     Ok(serde_json::from_str::<Text<'_>>(text)?.0)
 }
 
 /// The JSON without the blanks between its parts; everything else as it stands.
-///
-/// # Errors
-/// It is not JSON.
 pub(super) fn compact(text: &str) -> Result<String, &'static str> {
     valid(text)?;
     Ok(tokens(text).collect())
 }
 
 /// The same with the members of every object in the order of their names, byte by byte.
-///
-/// # Errors
-/// It is not JSON.
 pub(super) fn sorted(text: &str) -> Result<String, &'static str> {
     valid(text)?;
     let mut sorted = String::with_capacity(text.len());
-    // With a list of its own, no depth of nesting is too much. An array has no members.
-    let mut open: Vec<Option<Object>> = Vec::new();
+    // With a list of its own, no depth of nesting is too much. Of an object that is open, the names and the places in the
+    // outcome of its members; an array has none.
+    let mut open: Vec<Option<Vec<Place>>> = Vec::new();
     let mut before = "";
     for token in tokens(text) {
-        if let Some(Some(object)) = open.last_mut() {
+        let at = sorted.len();
+        if let Some(Some(members)) = open.last_mut() {
             match token {
-                "," | "}" => object.end(sorted.len()),
-                name if matches!(before, "{" | ",") => object.begin(name, sorted.len()),
+                "," | "}" => members.last_mut().into_iter().for_each(|(_, member)| member.end = at),
+                name if matches!(before, "{" | ",") => {
+                    members.push((unquoted(name).map_or_else(|_| name.to_owned(), Cow::into_owned), at..at));
+                }
                 _ => {}
             }
         }
         match token {
-            "{" => open.push(Some(Object { members: Vec::new() })),
+            "{" => open.push(Some(Vec::new())),
             "[" => open.push(None),
-            "}" | "]" => {
-                if let Some(object) = open.pop().flatten() {
-                    object.sort(&mut sorted);
-                }
-            }
+            "}" | "]" => put_in_order(open.pop().flatten().unwrap_or_default(), &mut sorted),
             _ => {}
         }
         sorted.push_str(token);
         before = token;
     }
     Ok(sorted)
+}
+
+/// The name of a member, and its place in a text.
+type Place = (String, Range<usize>);
+
+/// Puts the members, which are the end of `text`, in the order of their names.
+fn put_in_order(mut members: Vec<Place>, text: &mut String) {
+    let Some(start) = members.first().map(|(_, member)| member.start) else { return };
+    if members.is_sorted_by(|(one, _), (other, _)| one <= other) {
+        return;
+    }
+    members.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let members: Vec<&str> = members.iter().filter_map(|(_, member)| text.get(member.clone())).collect();
+    let members = members.join(",");
+    text.truncate(start);
+    text.push_str(&members);
 }
 
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
@@ -209,38 +198,6 @@ fn split(text: &str) -> (&str, &str) {
         _ => text.find(|c| BLANKS.contains(&c) || "{}[],:\"".contains(c)).unwrap_or(text.len()),
     };
     text.split_at_checked(length).unwrap_or((text, ""))
-}
-
-/// An object that is not closed yet.
-struct Object {
-    /// Names, and where the members stand in the outcome.
-    members: Vec<(String, Range<usize>)>,
-}
-
-impl Object {
-    fn begin(&mut self, quoted_name: &str, at: usize) {
-        let name = serde_json::from_str(quoted_name).unwrap_or_else(|_| quoted_name.to_owned());
-        self.members.push((name, at..at));
-    }
-
-    fn end(&mut self, at: usize) {
-        if let Some((_, range)) = self.members.last_mut() {
-            range.end = at;
-        }
-    }
-
-    /// Puts the members, which are the end of `text`, in order.
-    fn sort(mut self, text: &mut String) {
-        let Some(start) = self.members.first().map(|(_, range)| range.start) else { return };
-        if self.members.is_sorted_by(|(one, _), (other, _)| one <= other) {
-            return;
-        }
-        self.members.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let members: Vec<&str> = self.members.iter().filter_map(|(_, range)| text.get(range.clone())).collect();
-        let members = members.join(",");
-        text.truncate(start);
-        text.push_str(&members);
-    }
 }
 
 #[cfg(test)]

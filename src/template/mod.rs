@@ -35,9 +35,8 @@ use std::str::FromStr;
 pub(crate) use bind::{Bound, RenderError, UnknownColumn, Values};
 pub(crate) use connect::{ColumnType, Moment, bytea};
 use function::Function;
-pub(crate) use json::{Ordered, members, text_of};
+pub(crate) use json::{each_member, members, text_of};
 
-/// A parsed template.
 #[derive(Debug, Clone)]
 pub struct Template {
     source: String,
@@ -59,7 +58,6 @@ struct Field<C> {
     functions: Vec<Function>,
 }
 
-/// The text is no template.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("template {template:?}, at character {at}: {what}")]
 pub struct TemplateError {
@@ -78,6 +76,12 @@ impl Template {
         Template { source, parts: vec![Part::Field(field)] }
     }
 
+    /// The text of a template of one column, with what is `behind` the column's name: members and functions.
+    pub(crate) fn written(name: &str, behind: &str) -> String {
+        let column = Template::column(name);
+        format!("{}{behind}}}", column.source.strip_suffix('}').unwrap_or_default())
+    }
+
     /// A template that is `prefix`, as it stands, and a column.
     pub fn prefixed(prefix: &str, column: &str) -> Template {
         let mut template = Template::column(column);
@@ -88,12 +92,10 @@ impl Template {
         template
     }
 
-    /// The template as it was written.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The columns it needs, in order of appearance.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(_) => None,
@@ -124,7 +126,6 @@ fn is_plain(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Reads one template from its start to its end.
 struct Parser<'t> {
     template: &'t str,
     rest: &'t str,
@@ -183,7 +184,7 @@ impl Parser<'_> {
         if self.take("(") {
             loop {
                 self.blanks();
-                arguments.push(self.quoted('\'', "a text in single quotes is expected here")?);
+                arguments.push(self.quoted("'", "a text in single quotes is expected here")?);
                 self.blanks();
                 if self.take(")") {
                     break;
@@ -203,7 +204,7 @@ impl Parser<'_> {
     fn name(&mut self, what: &str) -> Result<String, TemplateError> {
         self.blanks();
         if self.rest.starts_with('"') {
-            return self.quoted('"', "a name is expected here");
+            return self.quoted("\"", "a name is expected here");
         }
         let end = self.rest.find(|c| !is_plain(c)).unwrap_or(self.rest.len());
         let (name, rest) = self.rest.split_at(end);
@@ -215,10 +216,8 @@ impl Parser<'_> {
     }
 
     /// A text between quotes; two of them in a row are one.
-    fn quoted(&mut self, quote: char, missing: &str) -> Result<String, TemplateError> {
+    fn quoted(&mut self, quote: &str, missing: &str) -> Result<String, TemplateError> {
         let before = self.rest;
-        let mut quote_text = [0; 4];
-        let quote: &str = quote.encode_utf8(&mut quote_text);
         if !self.take(quote) {
             return Err(self.wrong(missing));
         }
