@@ -2,14 +2,18 @@
 //!
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING>
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use tokio_postgres::config::ChannelBinding;
 
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
@@ -106,7 +110,6 @@ pub struct ConnInfo {
     pub(crate) primary_only: bool,
 }
 
-/// One server to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub host: Host,
@@ -159,21 +162,9 @@ pub(crate) enum SslMode {
     VerifyFull,
 }
 
-/// Whether SCRAM is bound to the TLS channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ChannelBinding {
-    Disable,
-    /// Where both sides can.
-    Prefer,
-    Require,
-}
-
-/// The trusted authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RootCert {
-    /// Those of a PEM file.
     File(PathBuf),
-    /// Those of the operating system.
     System,
 }
 
@@ -188,7 +179,6 @@ pub(crate) struct TlsSettings {
     pub tls13_only: bool,
 }
 
-/// How the kernel notices a silent TCP peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Keepalive {
     pub enabled: bool,
@@ -215,9 +205,6 @@ impl ConnInfo {
     }
 
     /// The password for `target`: the one given, or the matching line of the password file, read now.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] where others may read the password file.
     pub(crate) fn password_for(&self, target: &Target) -> Result<Option<Secret>> {
         match (&self.password, &self.passfile) {
             (Some(password), _) => Ok(Some(password.clone())),
@@ -350,7 +337,6 @@ impl Settings {
         Ok(())
     }
 
-    /// Fills in what the connection string left out.
     fn fill_from(&mut self, env: &dyn Fn(&str) -> Option<String>) -> Result<()> {
         let host_is_given = self.get("host").or(self.get("hostaddr")).is_some();
         for (name, variable, usage) in KEYWORDS {
@@ -378,6 +364,16 @@ impl Settings {
             Some(Ok(value)) => Ok(Some(value)),
             Some(Err(_)) => Err(bad(format_args!("{key} of the Postgres connection is not {what}"))),
         }
+    }
+
+    /// The meaning of a value that is one of `words`, in whatever case.
+    fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let known = words.iter().find(|(word, _)| word.eq_ignore_ascii_case(value)).map(|(_, meaning)| *meaning);
+        known.map(Some).ok_or_else(|| {
+            let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+            bad(format_args!("{key} of the Postgres connection is none of {}", words.join(", ")))
+        })
     }
 }
 
@@ -409,7 +405,10 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
         connect_timeout: connect_timeout(settings)?,
         tls: tls(settings, home.as_deref())?,
         keepalive: keepalive(settings)?,
-        primary_only: primary_only(settings.get("target_session_attrs"))?,
+        // A relay needs a server that a slot advances on; standbys are left to `any`.
+        primary_only: settings
+            .word("target_session_attrs", &[("any", false), ("read-write", true), ("primary", true)])?
+            .unwrap_or(false),
     })
 }
 
@@ -487,11 +486,16 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
         None => in_home("root.crt").map(RootCert::File),
     };
     let system = root == Some(RootCert::System);
-    let mode = match settings.get("sslmode") {
-        None if system => SslMode::VerifyFull,
-        None => SslMode::Prefer,
-        Some(mode) => ssl_mode(mode)?,
-    };
+    let modes = [
+        ("disable", SslMode::Disable),
+        ("allow", SslMode::Prefer),
+        ("prefer", SslMode::Prefer),
+        ("require", SslMode::Require),
+        ("verify-ca", SslMode::VerifyCa),
+        ("verify-full", SslMode::VerifyFull),
+    ];
+    let default = if system { SslMode::VerifyFull } else { SslMode::Prefer };
+    let mode = settings.word("sslmode", &modes)?.unwrap_or(default);
     if system && mode < SslMode::VerifyFull {
         return Err(bad("sslrootcert=system trusts every public authority, so only sslmode=verify-full protects")
             .remedy("use sslmode=verify-full"));
@@ -508,8 +512,11 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
         (Some(_), None) => return Err(bad("a client certificate is given, but not its key").remedy("add sslkey=FILE")),
         (None, Some(_)) => return Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE")),
     };
-    let channel_binding = channel_binding(settings.get("channel_binding"))?;
-    let tls13_only = tls13_only(settings.get("ssl_min_protocol_version"))?;
+    use ChannelBinding::{Disable, Prefer, Require};
+    let bindings = [("disable", Disable), ("prefer", Prefer), ("require", Require)];
+    let channel_binding = settings.word("channel_binding", &bindings)?.unwrap_or(Prefer);
+    let versions = [("TLSv1", false), ("TLSv1.1", false), ("TLSv1.2", false), ("TLSv1.3", true)];
+    let tls13_only = settings.word("ssl_min_protocol_version", &versions)?.unwrap_or(false);
     Ok(TlsSettings { mode, root, client, channel_binding, tls13_only })
 }
 
@@ -534,43 +541,6 @@ fn os_user(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     by_uid.or_else(|| env("LOGNAME")).or_else(|| env("USER")).filter(|name| !name.is_empty())
 }
 
-fn ssl_mode(word: &str) -> Result<SslMode> {
-    match word {
-        "disable" => Ok(SslMode::Disable),
-        "allow" | "prefer" => Ok(SslMode::Prefer),
-        "require" => Ok(SslMode::Require),
-        "verify-ca" => Ok(SslMode::VerifyCa),
-        "verify-full" => Ok(SslMode::VerifyFull),
-        _ => Err(bad("sslmode is none of disable, allow, prefer, require, verify-ca, verify-full")),
-    }
-}
-
-fn channel_binding(word: Option<&str>) -> Result<ChannelBinding> {
-    match word {
-        Some("disable") => Ok(ChannelBinding::Disable),
-        None | Some("prefer") => Ok(ChannelBinding::Prefer),
-        Some("require") => Ok(ChannelBinding::Require),
-        Some(_) => Err(bad("channel_binding is none of disable, prefer, require")),
-    }
-}
-
-fn tls13_only(word: Option<&str>) -> Result<bool> {
-    match word.map(str::to_ascii_lowercase).as_deref() {
-        None | Some("tlsv1" | "tlsv1.1" | "tlsv1.2") => Ok(false),
-        Some("tlsv1.3") => Ok(true),
-        Some(_) => Err(bad("ssl_min_protocol_version is none of TLSv1, TLSv1.1, TLSv1.2, TLSv1.3")),
-    }
-}
-
-/// A relay needs a server that a slot advances on; standbys are left to `any`.
-fn primary_only(word: Option<&str>) -> Result<bool> {
-    match word {
-        None | Some("any") => Ok(false),
-        Some("read-write" | "primary") => Ok(true),
-        Some(_) => Err(bad("target_session_attrs of the Postgres connection is none of any, read-write, primary")),
-    }
-}
-
 fn host_and_port(server: &str) -> Result<(&str, &str)> {
     let Some(bracketed) = server.strip_prefix('[') else {
         return Ok(server.split_once(':').unwrap_or((server, "")));
@@ -586,21 +556,12 @@ fn host_and_port(server: &str) -> Result<(&str, &str)> {
 }
 
 fn decode(text: &str) -> Result<String> {
-    let error = || bad("a percent sign in the Postgres connection is not followed by two hexadecimal digits of UTF-8");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
-        match (digit(), digit()) {
-            (Some(high), Some(low)) => bytes.push(u8::try_from(high * 16 + low).map_err(|_| error())?),
-            _ => return Err(error()),
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| error())
+    let is_escape =
+        |behind: &str| behind.get(..2).is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+    let decoded = percent_decode_str(text).decode_utf8().ok().filter(|_| text.split('%').skip(1).all(is_escape));
+    decoded.map(Cow::into_owned).ok_or_else(|| {
+        bad("a percent sign in the Postgres connection is not followed by two hexadecimal digits of UTF-8")
+    })
 }
 
 /// One value off the front of `text`.
@@ -621,24 +582,25 @@ fn value(text: &str) -> Result<(String, &str)> {
     }
 }
 
+/// Refuses a file that others may read, as libpq does with a private key: only its owner may, or root and a group.
+/// libpq refuses the latter for a password file, but Kubernetes and systemd provide secrets in this way.
+pub(crate) fn check_private(metadata: &Metadata, what: &str, file: &Path) -> Result<()> {
+    let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
+    if metadata.mode() & 0o777 & !allowed == 0 {
+        return Ok(());
+    }
+    let file = file.display();
+    Err(bad(format_args!("the {what} {file} can be read by others")).remedy(format_args!("chmod 600 {file}")))
+}
+
 /// The password for this connection, if the password file exists and has one: `host:port:database:user:password`, the
 /// first line that matches. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
-///
-/// The permissions are those that libpq demands of a private key: readable by the owner only, or by root and a group.
-/// libpq refuses the latter for a password file, but Kubernetes and systemd provide secrets in this way.
-///
-/// # Errors
-/// [`Kind::Config`] where others may read the file: what is in it is no secret.
 fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Result<Option<Secret>> {
     let Ok(metadata) = fs::metadata(file) else { return Ok(None) };
     if !metadata.is_file() {
         return Ok(None);
     }
-    let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
-    if metadata.mode() & 0o777 & !allowed != 0 {
-        return Err(bad(format_args!("the password file {} can be read by others", file.display()))
-            .remedy(format_args!("chmod 600 {}", file.display())));
-    }
+    check_private(&metadata, "password file", file)?;
     let text = fs::read_to_string(file)
         .map_err(|error| bad(format_args!("the password file {} cannot be read: {error}", file.display())))?;
     let host = match &target.host {
@@ -743,7 +705,9 @@ mod tests {
             ("host=h user=u keepalives=1 gssencmode=disable sslsni=0 client_encoding=auto", "h:5432/u as u"),
         ] {
             assert_eq!(parse(text).describe(), described, "{text}");
+            assert!(parse(text).names_server, "{text}");
         }
+        assert!(!parse("postgres://ann@/shop").names_server);
         let target = parse("postgres:///d?host=/run/pg&user=u&port=77").targets[0].clone();
         assert_eq!(target.socket_path(), Some(PathBuf::from("/run/pg/.s.PGSQL.77")));
     }
@@ -925,13 +889,5 @@ mod tests {
         let error = look_up("host=h dbname=d user=u").unwrap_err();
         assert!(error.what_to_do().unwrap().starts_with("chmod 600"));
         assert!(!error.cause().contains("first"));
-    }
-
-    #[test]
-    fn a_server_that_was_guessed_is_told_from_one_that_was_named() {
-        assert!(parse("host=db user=ann").names_server);
-        assert!(parse("hostaddr=10.0.0.1 user=ann").names_server);
-        assert!(parse_with("user=ann", &[("PGHOST", "db")]).unwrap().names_server);
-        assert!(!parse("postgres://ann@/shop").names_server);
     }
 }

@@ -10,7 +10,6 @@ use crate::postgres::query::{Param, one_text, parsed};
 
 const TABLE: &str = include_str!("../../sql/table.sql");
 
-/// Columns that usually hold the time of an event, likely ones first.
 const TIME_COLUMNS: [&str; 7] =
     ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
 
@@ -33,7 +32,6 @@ pub struct Table {
     /// OIDs of the parent and of all tables above it.
     pub ancestors: Vec<u32>,
     pub partition_columns: Vec<String>,
-    /// Whether its partition key has an expression.
     pub by_expression: bool,
     /// The partition keys of the table and of its partitions, as in `PARTITION BY`.
     pub partition_keys: Vec<String>,
@@ -44,7 +42,6 @@ pub struct Column {
     pub name: String,
     /// The name as SQL writes it, quoted where necessary.
     pub written: String,
-    /// The type as SQL writes it, with its modifier.
     #[serde(rename = "type")]
     pub type_name: String,
     /// The modifier (`atttypmod`), or that of a domain.
@@ -78,7 +75,6 @@ pub struct BaseType {
     pub category: String,
     /// Whether operators of Postgres itself order it.
     pub is_ordered: bool,
-    /// Whether the column's own type is a domain.
     pub domain: bool,
     /// Whether one of the column's domains is declared `NOT NULL`.
     pub domain_not_null: bool,
@@ -92,7 +88,6 @@ pub struct UniqueKey {
     pub loose: Vec<String>,
 }
 
-/// Kinds of types, for guesses at the content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Uuid,
@@ -118,9 +113,6 @@ impl Table {
     }
 
     /// As [`Table::read`], for a table that has to exist.
-    ///
-    /// # Errors
-    /// [`Kind::Publication`] for a missing relation; those of the connection.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
         let found = Table::read(client, name).await?;
         found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
@@ -156,7 +148,8 @@ impl Table {
     /// Columns that number the rows: an identity column, then those whose default is a sequence.
     pub fn counters(&self) -> impl Iterator<Item = &Column> {
         let identity = self.columns.iter().filter(|column| column.is_identity);
-        identity.chain(self.columns.iter().filter(|column| column.is_serial()))
+        let is_serial = |sql: &String| sql.starts_with("nextval(");
+        identity.chain(self.columns.iter().filter(move |column| column.default.as_ref().is_some_and(is_serial)))
     }
 
     /// The column with the time of a row, by its usual name and type.
@@ -233,10 +226,6 @@ impl Column {
         self.not_null || self.base.domain_not_null
     }
 
-    fn is_serial(&self) -> bool {
-        self.default.as_deref().is_some_and(|sql| sql.starts_with("nextval("))
-    }
-
     /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
     /// `pg_get_expr` omits a schema on the search path, and `pg_catalog` is always on it.
     pub fn tells_transaction(&self) -> bool {
@@ -277,43 +266,42 @@ pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator
 }
 
 #[cfg(test)]
-impl Column {
-    pub(crate) fn of(name: &str, base: &str) -> Column {
-        let (base_oid, base_type) = match base {
-            "int8" => (20, "bigint"),
-            "int4" => (23, "integer"),
-            "text" => (25, "text"),
-            "date" => (1082, "date"),
-            "timestamp" => (1114, "timestamp without time zone"),
-            "timestamptz" => (1184, "timestamp with time zone"),
-            "uuid" => (2950, "uuid"),
-            "xid8" => (5069, "xid8"),
-            other => panic!("{other}"),
-        };
-        Column {
-            name: name.to_owned(),
-            written: name.to_owned(),
-            type_name: base_type.to_owned(),
-            type_modifier: -1,
-            base: BaseType {
-                name: base.to_owned(),
-                oid: base_oid,
-                sql: base_type.to_owned(),
-                is_ordered: true,
-                ..BaseType::default()
-            },
-            ..Column::default()
-        }
-    }
-
-    pub(crate) fn with_default(self, sql: &str) -> Column {
-        Column { default: Some(sql.to_owned()), ..self }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Column {
+        pub(crate) fn of(name: &str, base: &str) -> Column {
+            let (base_oid, base_type) = match base {
+                "int8" => (20, "bigint"),
+                "int4" => (23, "integer"),
+                "text" => (25, "text"),
+                "date" => (1082, "date"),
+                "timestamp" => (1114, "timestamp without time zone"),
+                "timestamptz" => (1184, "timestamp with time zone"),
+                "uuid" => (2950, "uuid"),
+                "xid8" => (5069, "xid8"),
+                other => panic!("{other}"),
+            };
+            Column {
+                name: name.to_owned(),
+                written: name.to_owned(),
+                type_name: base_type.to_owned(),
+                type_modifier: -1,
+                base: BaseType {
+                    name: base.to_owned(),
+                    oid: base_oid,
+                    sql: base_type.to_owned(),
+                    is_ordered: true,
+                    ..BaseType::default()
+                },
+                ..Column::default()
+            }
+        }
+
+        pub(crate) fn with_default(self, sql: &str) -> Column {
+            Column { default: Some(sql.to_owned()), ..self }
+        }
+    }
 
     fn table(columns: Vec<Column>) -> Table {
         Table { kind: "r".to_owned(), columns, ..Table::default() }

@@ -194,7 +194,6 @@ impl OwnTable {
     }
 }
 
-/// The role of the session, quoted for a GRANT.
 pub(crate) async fn role(client: &Client) -> String {
     const SQL: &str = "select pg_catalog.quote_ident(current_user)";
     let asked = one_text(client, "asking for the role's name", SQL, &[]).await;

@@ -3,10 +3,7 @@
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 
-/// `name` as a quoted identifier.
-///
-/// # Errors
-/// [`Kind::Config`] for a name that is empty or holds NUL, which cannot be quoted.
+/// `name` as a quoted identifier. Refuses a name that is empty or holds NUL, which cannot be quoted.
 pub(crate) fn quote_ident(name: &str) -> Result<String> {
     if name.is_empty() {
         return Err(Error::new(Kind::Config, "a name for Postgres is empty"));
@@ -48,12 +45,10 @@ pub(crate) fn publication_list_literal<'a>(publications: impl IntoIterator<Item 
 }
 
 fn without_nul(text: &str) -> Result<()> {
-    match text.contains('\0') {
-        true => {
-            Err(Error::new(Kind::Config, format_args!("{text:?} holds a NUL character, which Postgres cannot take")))
-        }
-        false => Ok(()),
+    if text.contains('\0') {
+        return Err(Error::new(Kind::Config, format!("{text:?} holds a NUL character, which Postgres cannot take")));
     }
+    Ok(())
 }
 
 #[cfg(test)]

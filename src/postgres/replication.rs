@@ -271,7 +271,7 @@ impl Login for WalLogin<'_> {
         let place = transport::place(self.info, target);
         let act = While::Connecting(&place);
         let (stream, end_point) = match opened.tls {
-            None => (Transport::Plain(opened.socket), None),
+            None => (Transport::Left(opened.socket), None),
             Some((config, name)) => {
                 let name = ServerName::try_from(name).map_err(|_| {
                     Error::new(
@@ -283,7 +283,7 @@ impl Login for WalLogin<'_> {
                 let stream = handshake.await.map_err(|error| fault::io(act, &error))?;
                 let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
                 let end_point = certificate.and_then(tls::end_point);
-                (Transport::Tls(Box::new(stream)), end_point)
+                (Transport::Right(Box::new(stream)), end_point)
             }
         };
         WalSession::log_in(stream, end_point, self.info, target, self.config).await

@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 
-use bytes::BytesMut;
+use bytes::{Buf as _, BytesMut};
 use pgwire_replication::protocol::messages::{ErrorFields, auth, parse_auth_request};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio_postgres::config::ChannelBinding;
 
-use crate::conninfo::ChannelBinding;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::postgres::wire::{Cursor, Inbox, parameter_status};
+use crate::postgres::wire::{Inbox, parameter_status, take_text};
 use crate::secret::Secret;
 
 /// The greatest message before the server is authenticated, and the greatest sum of rows of a simple query.
@@ -37,7 +37,6 @@ pub(crate) struct StartUp<'a> {
     pub parameters: &'a [(&'a str, &'a str)],
 }
 
-/// A logged-in session, between queries.
 #[derive(Debug)]
 pub(crate) struct Session<S> {
     stream: S,
@@ -66,8 +65,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
             match tag {
                 b'Z' => return Ok(session),
                 // The key for a cancel request is not needed: a relay ends its session instead.
-                b'K' | b'N' => {}
-                b'S' => session.note_parameter(act, &body)?,
+                b'K' => {}
                 b'E' => return Err(reported(act, &body)),
                 other => return Err(unexpected(act, other)),
             }
@@ -102,26 +100,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
                     }
                     rows.push(row(&body).ok_or_else(|| fault::protocol(act, "a row is cut short"))?);
                 }
-                b'T' | b'C' | b'I' | b'N' => {}
-                b'S' => self.note_parameter(act, &body)?,
+                b'T' | b'C' | b'I' => {}
                 b'E' => failure = failure.or_else(|| Some(reported(act, &body))),
                 other => return Err(unexpected(act, other)),
             }
         }
     }
 
-    /// Runs a statement that starts a stream in both directions. Returns the stream and the bytes that have arrived.
     pub(crate) async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
         self.send_query(act, statement).await?;
-        loop {
-            let (tag, body) = self.receive(act).await?;
-            match tag {
-                b'W' => return Ok((self.stream, self.inbox)),
-                b'N' => {}
-                b'S' => self.note_parameter(act, &body)?,
-                b'E' => return Err(reported(act, &body)),
-                other => return Err(unexpected(act, other)),
-            }
+        match self.receive(act).await? {
+            (b'W', _) => Ok((self.stream, self.inbox)),
+            (b'E', body) => Err(reported(act, &body)),
+            (other, _) => Err(unexpected(act, other)),
         }
     }
 
@@ -141,23 +132,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         self.stream.flush().await.map_err(|error| fault::io(act, &error))
     }
 
-    /// The next message, copied, because there are few of these.
+    /// The next message that is neither a notice nor a setting, copied, because there are few of these.
     async fn receive(&mut self, act: While<'_>) -> Result<(u8, Vec<u8>)> {
         loop {
             if let Some(frame) = self.inbox.next().map_err(|error| fault::protocol(act, error))? {
-                return Ok((frame.tag, self.inbox.body(&frame).to_vec()));
+                let body = self.inbox.body(&frame);
+                match frame.tag {
+                    b'N' => {}
+                    b'S' => {
+                        let setting = parameter_status(body);
+                        self.parameters
+                            .extend([setting.ok_or_else(|| fault::protocol(act, "a setting is cut short"))?]);
+                    }
+                    tag => return Ok((tag, body.to_vec())),
+                }
+                continue;
             }
             let filled = poll_fn(|cx| self.inbox.poll_fill(cx, &mut self.stream, false)).await;
             if filled.map_err(|error| fault::io(act, &error))? == 0 {
                 return Err(fault::io(act, &io::ErrorKind::UnexpectedEof.into()));
             }
         }
-    }
-
-    fn note_parameter(&mut self, act: While<'_>, body: &[u8]) -> Result<()> {
-        let (name, value) = parameter_status(body).ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
-        self.parameters.insert(name, value);
-        Ok(())
     }
 }
 
@@ -171,14 +166,13 @@ pub(crate) fn unexpected(act: While<'_>, tag: u8) -> Error {
     fault::protocol(act, format_args!("a message of type {:?} has no place here", char::from(tag)))
 }
 
-fn row(body: &[u8]) -> Option<Row> {
-    let mut cursor = Cursor(body);
-    let columns = cursor.u16()?;
+fn row(mut body: &[u8]) -> Option<Row> {
+    let columns = body.try_get_u16().ok()?;
     let mut row = Vec::new();
     for _ in 0..columns {
-        row.push(match cursor.i32()? {
+        row.push(match body.try_get_i32().ok()? {
             -1 => None,
-            length => Some(cursor.take(usize::try_from(length).ok()?)?.to_vec()),
+            length => Some(body.split_off(..usize::try_from(length).ok()?)?.to_vec()),
         });
     }
     Some(row)
@@ -202,8 +196,8 @@ where
         match tag {
             b'R' => {}
             b'E' => return Err(reported(act, &body)),
-            // A notice, or the offer of another protocol version, which is ignored.
-            b'N' | b'v' => continue,
+            // The offer of another protocol version, which is ignored.
+            b'v' => continue,
             other => return Err(unexpected(act, other)),
         }
         let (code, data) = parse_auth_request(&body).map_err(|_| fault::protocol(act, "a request is cut short"))?;
@@ -263,9 +257,8 @@ fn password_message(act: While<'_>, password: &[u8], into: &mut BytesMut) -> Res
         .map_err(|_| Error::new(Kind::Config, format_args!("while {act}: the password holds a NUL character")))
 }
 
-fn mechanisms(data: &[u8]) -> Vec<String> {
-    let mut cursor = Cursor(data);
-    std::iter::from_fn(|| cursor.text().filter(|name| !name.is_empty())).collect()
+fn mechanisms(mut data: &[u8]) -> Vec<String> {
+    std::iter::from_fn(|| take_text(&mut data).filter(|name| !name.is_empty())).collect()
 }
 
 /// The SCRAM mechanism, and the client's statement about channel binding: used, supported but not offered by the

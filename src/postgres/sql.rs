@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
-use tokio_postgres::config::{ChannelBinding as Binding, SslMode as Mode, SslNegotiation};
+use tokio_postgres::config::{SslMode as Mode, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::conninfo::{ChannelBinding, ConnInfo, Target};
+use crate::conninfo::{ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
@@ -216,11 +216,7 @@ impl SqlLogin<'_> {
         if let Some(password) = self.info.password_for(target)? {
             config.password(password.expose());
         }
-        config.channel_binding(match self.info.tls.channel_binding {
-            ChannelBinding::Disable => Binding::Disable,
-            ChannelBinding::Prefer => Binding::Prefer,
-            ChannelBinding::Require => Binding::Require,
-        });
+        config.channel_binding(self.info.tls.channel_binding);
         Ok(config)
     }
 }

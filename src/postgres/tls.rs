@@ -3,7 +3,6 @@
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html>
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,13 +24,11 @@ use x509_cert::der::oid::db::rfc5912::{
     SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
 };
 
-use crate::conninfo::{RootCert, SslMode, TlsSettings};
+use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
 use crate::error::{Error, Kind, Result};
 
-/// The client's TLS configuration for these settings, or `None` where TLS is never used. Reads the named files.
-///
-/// # Errors
-/// [`Kind::Config`] where a file cannot be read, holds no PEM of its kind, or is a key that others may read.
+/// The client's TLS configuration for these settings, or `None` where TLS is never used. Reads the named files, and refuses
+/// a key that others may read.
 pub(crate) fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfig>> {
     let provider = Arc::new(ring::default_provider());
     let Some(verifier) = verifier(settings, &provider)? else { return Ok(None) };
@@ -114,11 +111,8 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     let bytes = read(file, "key")?;
     let metadata = fs::metadata(file)
         .map_err(|error| config(format_args!("the key {} cannot be read: {error}", file.display())))?;
-    // As libpq: readable by the owner only, or by root and a group.
-    let allowed = if metadata.uid() == 0 { 0o640 } else { 0o600 };
-    if metadata.is_file() && metadata.mode() & 0o777 & !allowed != 0 {
-        return Err(config(format_args!("the key {} can be read by others", file.display()))
-            .remedy(format_args!("chmod 600 {}", file.display())));
+    if metadata.is_file() {
+        check_private(&metadata, "key", file)?;
     }
     PrivateKeyDer::from_pem_slice(&bytes)
         .map_err(|_| config(format_args!("{} holds no unencrypted private key in PEM form", file.display())))
@@ -202,11 +196,11 @@ mod tests {
         BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, PKCS_ECDSA_P256_SHA256,
         PKCS_ECDSA_P384_SHA384, PKCS_ED25519, date_time_ymd,
     };
+    use tokio_postgres::config::ChannelBinding;
     use tokio_rustls::rustls::ServerConfig;
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
-    use crate::conninfo::ChannelBinding;
     use crate::postgres::fault::{self, While};
 
     struct Authority(CertifiedIssuer<'static, KeyPair>);

@@ -15,17 +15,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::either::Either;
 
 use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::tls;
 
-#[derive(Debug)]
-pub(crate) enum Transport {
-    Plain(Socket),
-    Tls(Box<TlsStream<Socket>>),
-}
+/// A plain socket, or one with TLS.
+pub(crate) type Transport = Either<Socket, Box<TlsStream<Socket>>>;
 
 /// A byte stream whose socket can be deregistered from the reactor.
 pub(crate) trait Unwatch {
@@ -263,50 +261,17 @@ impl AsyncWrite for Socket {
     }
 }
 
-trait Duplex: AsyncRead + AsyncWrite + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Duplex for S {}
-
-impl Transport {
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Duplex> {
-        match self.get_mut() {
-            Transport::Plain(stream) => Pin::new(stream),
-            Transport::Tls(stream) => Pin::new(stream),
-        }
-    }
-}
-
 impl Unwatch for Transport {
     fn unwatch(&mut self) {
         match self {
-            Transport::Plain(stream) => stream.unwatch(),
-            Transport::Tls(stream) => stream.get_mut().0.unwatch(),
+            Either::Left(stream) => stream.unwatch(),
+            Either::Right(stream) => stream.get_mut().0.unwatch(),
         }
     }
 
     /// A read returns one TLS record, so more data may be there.
     fn is_unwatched(&self) -> bool {
-        matches!(self, Transport::Plain(stream) if stream.is_unwatched())
-    }
-}
-
-impl AsyncRead for Transport {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Transport {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(cx, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_shutdown(cx)
+        matches!(self, Either::Left(stream) if stream.is_unwatched())
     }
 }
 

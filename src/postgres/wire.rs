@@ -13,12 +13,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 const READ_BYTES: usize = 2 << 20;
 /// The least free space before a read. Only below it are the unread bytes moved, which for each read would cost more.
 const ROOM_BYTES: usize = READ_BYTES / 4;
-/// Type and length.
 const HEADER_BYTES: usize = 5;
 /// After so many empty buffers without a large message, the memory for large messages is released.
 const SHRINK_AFTER: u32 = 64;
 
-/// The bytes that arrived and were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
@@ -26,7 +24,6 @@ pub(crate) struct Inbox {
     end: usize,
     frame_bytes_max: usize,
     small_rounds: u32,
-    /// The remaining bytes of a message that is discarded.
     discard_bytes: usize,
 }
 
@@ -54,15 +51,8 @@ impl Inbox {
         Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0, discard_bytes: 0 }
     }
 
-    /// Changes the bound for messages that are not taken yet.
     pub(crate) fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
         self.frame_bytes_max = frame_bytes_max;
-    }
-
-    /// Bytes of allocated memory: at most the bound of a message plus one read, rounded up by growth.
-    #[cfg(test)]
-    pub(crate) fn capacity_bytes(&self) -> usize {
-        self.bytes.len()
     }
 
     pub(crate) fn buffered_bytes(&self) -> usize {
@@ -179,61 +169,28 @@ impl Inbox {
     }
 }
 
-/// Reads bytes from front to back; `None` where they end too early.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cursor<'a>(pub &'a [u8]);
-
-impl<'a> Cursor<'a> {
-    pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    pub(crate) fn u8(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    pub(crate) fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_be_bytes)
-    }
-
-    pub(crate) fn i32(&mut self) -> Option<i32> {
-        self.array().map(i32::from_be_bytes)
-    }
-
-    pub(crate) fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_be_bytes)
-    }
-
-    pub(crate) fn i64(&mut self) -> Option<i64> {
-        self.array().map(i64::from_be_bytes)
-    }
-
-    /// A text up to its NUL. Invalid UTF-8 is replaced: for names and messages, not for values.
-    pub(crate) fn text(&mut self) -> Option<String> {
-        let end = self.0.iter().position(|byte| *byte == 0)?;
-        let text = self.take(end)?;
-        self.u8()?;
-        Some(String::from_utf8_lossy(text).into_owned())
-    }
+/// Takes a text up to its NUL off `bytes`. Invalid UTF-8 is replaced: for names and messages, not for values.
+pub(crate) fn take_text(bytes: &mut &[u8]) -> Option<String> {
+    let end = bytes.iter().position(|byte| *byte == 0)?;
+    let text = bytes.split_off(..=end)?.strip_suffix(b"\0")?;
+    Some(String::from_utf8_lossy(text).into_owned())
 }
 
-pub(crate) fn parameter_status(body: &[u8]) -> Option<(String, String)> {
-    let mut cursor = Cursor(body);
-    Some((cursor.text()?, cursor.text()?))
+pub(crate) fn parameter_status(mut body: &[u8]) -> Option<(String, String)> {
+    Some((take_text(&mut body)?, take_text(&mut body)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Inbox {
+        /// At most the bound of a message plus one read, rounded up by growth.
+        pub(crate) fn capacity_bytes(&self) -> usize {
+            self.bytes.len()
+        }
+    }
 
     fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
         let length = i32::try_from(body.len() + 4).unwrap();

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Buf as _;
 use pgwire_replication::protocol::messages::ErrorFields;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
@@ -21,7 +22,7 @@ use crate::postgres::fault::{self, WAITS_FOR_STANDBY, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
 use crate::postgres::transport::{Transport, Unwatch};
-use crate::postgres::wire::{Cursor, Frame, FrameError, Inbox, parameter_status};
+use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
 use crate::source::feedback::{Action, Feedback, dead};
 
 /// Type and length.
@@ -374,19 +375,18 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
 }
 
 /// The body of a `CopyData` message, or `None` where it is neither a change nor a keepalive.
-fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
-    let mut cursor = Cursor(body);
-    match cursor.u8()? {
+fn copy_data(mut body: &[u8]) -> Option<WalMessage<'_>> {
+    match body.try_get_u8().ok()? {
         b'w' => {
-            let wal_start = Lsn::new(cursor.u64()?);
-            let wal_end = Lsn::new(cursor.u64()?);
-            cursor.i64()?;
-            Some(WalMessage::Data { wal_start, wal_end, body: cursor.0 })
+            let wal_start = Lsn::new(body.try_get_u64().ok()?);
+            let wal_end = Lsn::new(body.try_get_u64().ok()?);
+            body.try_get_i64().ok()?;
+            Some(WalMessage::Data { wal_start, wal_end, body })
         }
         b'k' => {
-            let wal_end = Lsn::new(cursor.u64()?);
-            cursor.i64()?;
-            let reply_requested = cursor.u8()? != 0;
+            let wal_end = Lsn::new(body.try_get_u64().ok()?);
+            body.try_get_i64().ok()?;
+            let reply_requested = body.try_get_u8().ok()? != 0;
             Some(WalMessage::Keepalive { wal_end, reply_requested })
         }
         _ => None,
@@ -395,10 +395,7 @@ fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
 
 /// The LSN of a change of which only the beginning, message header included, is there.
 fn lsn_of(beginning: &[u8]) -> Option<Lsn> {
-    let mut cursor = Cursor(beginning);
-    cursor.take(5)?;
-    (cursor.u8()? == b'w').then_some(())?;
-    cursor.u64().map(Lsn::new)
+    beginning.get(5..)?.strip_prefix(b"w")?.try_get_u64().ok().map(Lsn::new)
 }
 
 fn notice(body: &[u8]) -> Notice {

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioExecutor;
 use prost::Message;
 
 use crate::config::OtelConfig;
-use crate::conninfo::{ChannelBinding, RootCert, SslMode, TlsSettings};
+use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::tls;
 
@@ -42,7 +42,7 @@ impl Client {
             mode: if is_https { SslMode::VerifyFull } else { SslMode::Prefer },
             root: Some(RootCert::System),
             client: None,
-            channel_binding: ChannelBinding::Disable,
+            channel_binding: tokio_postgres::config::ChannelBinding::Disable,
             tls13_only: false,
         };
         let remedy = "install ca-certificates, or name a file with the collector's authority in SSL_CERT_FILE";
