@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -18,18 +17,13 @@ use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
 use crate::error::{Error, Errors, Kind, Remedy, Result};
 use crate::secret::Secret;
 
-/// The flag that sets any key.
 const SET: &str = "set";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag(&'static str),
     Variable(String),
-    /// This line of this file.
-    File {
-        path: String,
-        line: usize,
-    },
+    File { path: String, line: usize },
 }
 
 impl fmt::Display for Origin {
@@ -68,13 +62,11 @@ pub(super) struct Override<'a> {
 }
 
 impl<'a> Override<'a> {
-    /// The value of `key`.
-    pub(super) fn new(key: &Key, given: Given) -> Override<'a> {
-        let names = key.path.split('.').map(str::to_owned).collect();
+    pub(super) fn new(table: &str, name: &str, given: Given) -> Override<'a> {
+        let names = table.split('.').chain([name]).map(str::to_owned).collect();
         Override { names, value: DeValue::String(given.text.expose().to_owned().into()), given }
     }
 
-    /// The key with its tables, as in [`Key::path`].
     pub(super) fn path(&self) -> String {
         self.names.join(".")
     }
@@ -85,26 +77,15 @@ impl<'a> Override<'a> {
 
     /// The values of a `--set`, as [`toml_of`] returns it.
     pub(super) fn all_of(toml: &'a str) -> Result<Vec<Override<'a>>> {
-        let mut overrides = Vec::new();
         let table = DeTable::parse(toml).map_err(|_| {
             Error::new(Kind::Config, "--set: this is not KEY=VALUE with the key of a configuration file")
                 .remedy("write it as --set delivery.retry_attempts=5 or --set route.topic=orders")
         })?;
-        Override::collect(&[], table.into_inner(), &mut overrides);
-        Ok(overrides)
-    }
-
-    fn collect(tables: &[String], table: DeTable<'a>, into: &mut Vec<Override<'a>>) {
-        for (name, value) in table {
-            let names = [tables, &[name.into_inner().into_owned()]].concat();
-            let value = value.into_inner();
-            if let DeValue::Table(table) = value {
-                Override::collect(&names, table, into);
-                continue;
-            }
-            let text = Secret::new(text_of(&value).unwrap_or_default());
-            into.push(Override { names, value, given: Given { text, origin: Origin::Flag(SET) } });
-        }
+        let over = |(names, value): (Vec<String>, &Spanned<DeValue<'a>>)| {
+            let text = Secret::new(text_of(value.get_ref()).unwrap_or_default());
+            Override { names, value: value.get_ref().clone(), given: Given { text, origin: Origin::Flag(SET) } }
+        };
+        Ok(values_of(&[], table.get_ref()).into_iter().map(over).collect())
     }
 }
 
@@ -157,24 +138,19 @@ impl ConfigFile {
 /// Settings: all of them, or those of one outbox in `outbox`, `route` and `format`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layer {
-    /// All values, with defaults.
     pub(super) model: Model,
-    /// Values that a flag, a variable or the file gives, by the key's path.
     given: BTreeMap<String, Given>,
 }
 
 impl Layer {
-    /// The value of the key at `path`, if it is set.
     pub(super) fn get(&self, path: &str) -> Option<&Given> {
         self.given.get(path)
     }
 
-    /// The origin of the value of the key at `path`, for people.
     pub(super) fn origin(&self, path: &str) -> String {
         self.get(path).map_or_else(|| "default".to_owned(), |given| given.origin.to_string())
     }
 
-    /// An error that names the key at `path` and the origin of its value.
     pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl Into<Remedy>) -> Error {
         Error::new(Kind::Config, format!("{} {cause}", self.named(path))).remedy(remedy)
     }
@@ -204,7 +180,6 @@ impl Layer {
         Err(self.error(path, format_args!("cannot be {text:?}"), format_args!("write {allowed}")))
     }
 
-    /// The value of the key at `path`, parsed into its type.
     pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(&self, path: &str, allowed: &str) -> Result<T> {
         self.text(path).parse().map_err(|error| {
             let cause = format!("{}: {error}", self.named(path));
@@ -217,7 +192,6 @@ impl Layer {
         if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
 
-    /// Refuses a configuration without a value for the key at `path`.
     pub(super) fn required(&self, path: &str) -> Result<()> {
         if self.get(path).is_some() {
             return Ok(());
@@ -226,34 +200,29 @@ impl Layer {
     }
 }
 
-/// The settings of a file and of the values over it.
 pub(super) struct Layers {
     /// All settings except those of an `[[outbox]]`.
     pub(super) base: Layer,
     pub(super) outboxes: Vec<Layer>,
-    /// librdkafka properties of the file, by name.
     pub(super) properties: BTreeMap<String, Given>,
-    /// Those of `--set`.
-    pub(super) set_properties: BTreeMap<String, Given>,
 }
 
 impl Layers {
-    /// Lays `overrides` over `file`.
-    ///
-    /// # Errors
-    /// All errors of the TOML, or all unknown keys and values of a wrong type.
+    /// Lays `overrides` over `file`. Reports all errors of the TOML, or all unknown keys and values of a wrong type.
     pub(super) fn read(file: &ConfigFile, overrides: &[Override<'_>]) -> Result<Layers> {
         let reader = Reader { file, overrides };
         let mut root = reader.parse()?;
-        let (mut errors, mut properties, mut set_properties) = (Errors::default(), BTreeMap::new(), BTreeMap::new());
+        let (mut errors, mut properties) = (Errors::default(), BTreeMap::new());
         if let Some(DeValue::Table(kafka)) = root.get_mut("kafka").map(Spanned::get_mut)
-            && let Some(table) = kafka.remove("properties")
+            && let Some(value) = kafka.remove("properties")
         {
-            errors.keep(reader.properties(KAFKA_PROPERTIES, &table, &mut properties));
+            let table = Vec::from(["kafka", "properties"].map(str::to_owned));
+            let values = value.get_ref().as_table().map(|below| values_of(&table, below));
+            properties = errors.or_default(reader.properties(values.unwrap_or_else(|| vec![(table, &value)])));
         }
-        for (at, over) in reader.overrides().filter(|(_, over)| over.is_property()) {
-            let value = Spanned::new(at..at, over.value.clone());
-            errors.keep(reader.properties(&over.path(), &value, &mut set_properties));
+        let overriding = reader.overrides().filter(|(_, over)| over.is_property());
+        for (names, value) in overriding.map(|(at, over)| (&over.names, Spanned::new(at..at, over.value.clone()))) {
+            properties.extend(errors.or_default(reader.properties(vec![(names.clone(), &value)])));
         }
         let mut outboxes = Vec::new();
         if let Some(DeValue::Array(several)) = root.get("outbox").map(Spanned::get_ref) {
@@ -264,7 +233,7 @@ impl Layers {
             }
         }
         let base = errors.keep(reader.layer(root));
-        errors.result(base.map(|base| Layers { base, outboxes, properties, set_properties }))
+        errors.result(base.map(|base| Layers { base, outboxes, properties }))
     }
 }
 
@@ -359,55 +328,48 @@ impl<'a> Reader<'a> {
                 Ok(model) => break Some(model),
                 Err(error) => error,
             };
-            errors.add(self.refused(&root, &error));
-            if !removed(&mut root, &error.span().unwrap_or_default()) {
+            let entry = taken(&mut root, "", &error.span().unwrap_or_default());
+            let is_last = entry.is_none();
+            errors.add(self.refused(entry, &error));
+            if is_last {
                 break None;
             }
         };
-        let mut given = BTreeMap::new();
-        self.collect("", &root, &mut given);
+        let texts = values_of(&[], &root).into_iter().filter_map(|(names, value)| {
+            let text = Secret::new(text_of(value.get_ref())?);
+            Some((names.join("."), Given { text, origin: self.origin(value.span().start) }))
+        });
+        let given = texts.collect();
         errors.result(model.map(|model| Layer { model, given }))
     }
 
-    fn collect(&self, prefix: &str, table: &DeTable<'_>, given: &mut BTreeMap<String, Given>) {
-        for (name, value) in table {
-            let path = joined(prefix, name.get_ref());
-            if let DeValue::Table(inner) = value.get_ref() {
-                self.collect(&path, inner, given);
-            } else if let Some(text) = text_of(value.get_ref()) {
-                given.insert(path, Given { text: Secret::new(text), origin: self.origin(value.span().start) });
+    /// Dotted names and tables mean the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
+    fn properties(&self, values: Vec<(Vec<String>, &Spanned<DeValue<'_>>)>) -> Result<BTreeMap<String, Given>> {
+        let (mut errors, mut properties) = (Errors::default(), BTreeMap::new());
+        for (names, value) in values {
+            let (path, start) = (names.join("."), value.span().start);
+            let Some(name) = path.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.')) else {
+                errors.add(self.no_value(start, &path));
+                continue;
+            };
+            let Some(text) = text_of(value.get_ref()) else {
+                let cause = format_args!("{path} is neither text nor a number nor true or false");
+                let remedy = "write the property's value as librdkafka's manual has it, in quotes";
+                errors.add(self.error(start, cause).remedy(remedy));
+                continue;
+            };
+            let given = Given { text: Secret::new(text), origin: self.origin(start) };
+            if properties.insert(name.to_owned(), given).is_some() {
+                errors.add(self.error(start, format_args!("{path} is set twice")).remedy("remove one of the two"));
             }
         }
-    }
-
-    /// Dotted names and tables mean the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
-    fn properties(&self, path: &str, value: &Spanned<DeValue<'_>>, given: &mut BTreeMap<String, Given>) -> Result<()> {
-        let start = value.span().start;
-        if let DeValue::Table(table) = value.get_ref() {
-            return table
-                .iter()
-                .try_for_each(|(name, value)| self.properties(&joined(path, name.get_ref()), value, given));
-        }
-        let Some(name) = path.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.')) else {
-            return Err(self.no_value(start, path));
-        };
-        let Some(text) = text_of(value.get_ref()) else {
-            return Err(self
-                .error(start, format_args!("{path} is neither text nor a number nor true or false"))
-                .remedy("write the property's value as librdkafka's manual has it, in quotes"));
-        };
-        let origin = self.origin(start);
-        match given.insert(name.to_owned(), Given { text: Secret::new(text), origin }) {
-            None => Ok(()),
-            Some(_) => Err(self.error(start, format_args!("{path} is set twice")).remedy("remove one of the two")),
-        }
+        errors.result(Some(properties))
     }
 
     /// The error for a value that serde refused. The message of serde would show the value, which may be a secret.
-    fn refused(&self, root: &DeTable<'_>, error: &toml::de::Error) -> Error {
-        let span = error.span().unwrap_or_default();
-        let start = span.start;
-        let Some((path, value)) = found(root, "", &span) else {
+    fn refused(&self, entry: Option<(String, DeValue<'_>)>, error: &toml::de::Error) -> Error {
+        let start = error.span().unwrap_or_default().start;
+        let Some((path, value)) = entry else {
             return self
                 .error(start, "a value is not allowed")
                 .remedy("compare the line with docs/reference/configuration.md");
@@ -417,7 +379,7 @@ impl<'a> Reader<'a> {
             return self.no_value(start, &path);
         }
         if !KEYS.iter().any(|key| key.path == path) {
-            return self.error(start, format_args!("{path} does not exist")).remedy(existing(&path, value));
+            return self.error(start, format_args!("{path} does not exist")).remedy(existing(&path, &value));
         }
         let expected = match error.message().rsplit_once(", expected ") {
             None | Some((_, "a string")) => format!("text in quotes: {name} = \"…\""),
@@ -425,7 +387,7 @@ impl<'a> Reader<'a> {
         };
         // A number may be the password of a connection string.
         let is_secret = ["database.url", "otel.headers"].contains(&path.as_str());
-        let shown = if is_secret { "anything but text".to_owned() } else { shown(value) };
+        let shown = if is_secret { "anything but text".to_owned() } else { shown(&value) };
         let named = self.origin(start).of(&path);
         Error::new(Kind::Config, format!("{named} cannot be {shown}")).remedy(format_args!("write {expected}"))
     }
@@ -452,7 +414,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The existing keys or tables, for an error about `path`.
 fn existing(path: &str, value: &DeValue<'_>) -> String {
     let (table, _) = path.rsplit_once('.').unwrap_or(("", path));
     let is_table = tables().contains(&table);
@@ -465,28 +426,18 @@ fn existing(path: &str, value: &DeValue<'_>) -> String {
     format!("[{table}] has {}", known.join(", "))
 }
 
-/// The path and the value of the entry whose key or value has this span.
-fn found<'t>(table: &'t DeTable<'_>, prefix: &str, span: &Range<usize>) -> Option<(String, &'t DeValue<'t>)> {
-    table.iter().find_map(|(name, value)| {
-        let path = joined(prefix, name.get_ref());
-        let inner = value.get_ref().as_table().and_then(|inner| found(inner, &path, span));
-        inner.or_else(|| (name.span() == *span || value.span() == *span).then(|| (path, value.get_ref())))
-    })
-}
-
-/// Removes the entry that [`found`] finds. `false`: there is none.
-fn removed(table: &mut DeTable<'_>, span: &Range<usize>) -> bool {
-    let entries = table.len();
-    for (_, value) in table.iter_mut() {
-        if let DeValue::Table(inner) = value.get_mut()
-            && removed(inner, span)
-        {
-            return true;
-        }
+/// Takes out the entry whose key or value has this span. Returns its path and its value.
+fn taken<'v>(table: &mut DeTable<'v>, prefix: &str, span: &Range<usize>) -> Option<(String, DeValue<'v>)> {
+    let inside = table.iter_mut().find_map(|(name, value)| {
+        let DeValue::Table(inner) = value.get_mut() else { return None };
+        taken(inner, &joined(prefix, name.get_ref()), span)
+    });
+    if inside.is_some() {
+        return inside;
     }
-    let kept = mem::replace(table, DeTable::new()).into_iter();
-    *table = kept.filter(|(name, value)| name.span() != *span && value.span() != *span).collect();
-    table.len() < entries
+    let (name, _) = table.iter().find(|(name, value)| name.span() == *span || value.span() == *span)?;
+    let name = name.get_ref().clone();
+    Some((joined(prefix, &name), table.remove(name.as_ref())?.into_inner()))
 }
 
 fn value_at<'t, 'v>(table: &'t DeTable<'v>, names: &[String]) -> Option<&'t Spanned<DeValue<'v>>> {
@@ -514,6 +465,19 @@ fn set<'v>(table: &mut DeTable<'v>, names: &[String], value: Spanned<DeValue<'v>
 
 fn joined(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
+}
+
+/// The values in `table` and in the tables below it, each with the names of the tables and its own.
+fn values_of<'t, 'v>(above: &[String], table: &'t DeTable<'v>) -> Vec<(Vec<String>, &'t Spanned<DeValue<'v>>)> {
+    let mut values = Vec::new();
+    for (name, value) in table {
+        let names = [above, &[name.get_ref().clone().into_owned()]].concat();
+        match value.get_ref().as_table() {
+            Some(below) => values.extend(values_of(&names, below)),
+            None => values.push((names, value)),
+        }
+    }
+    values
 }
 
 /// A single value as text; none for dates, arrays and tables.

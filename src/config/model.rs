@@ -17,11 +17,11 @@ const HOUR_MS: u64 = 3600 * SECOND_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// Table whose keys are names of headers, and whose values are templates.
-pub(super) const HEADERS: &str = "route.headers";
+pub(crate) const HEADERS: &str = "route.headers";
 /// Table whose keys are the members of an envelope, and whose values are templates.
-pub(super) const ENVELOPE: &str = "format.envelope";
+pub(crate) const ENVELOPE: &str = "format.envelope";
 /// Table whose keys are librdkafka's.
-pub(super) const KAFKA_PROPERTIES: &str = "kafka.properties";
+pub(crate) const KAFKA_PROPERTIES: &str = "kafka.properties";
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -120,7 +120,7 @@ pub struct PollConfig {
 }
 
 /// `[outbox]`, and each `[[outbox]]` without its route and format.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Outbox {
     /// The table. `public.outbox`: the one `setup --create-table` creates.
@@ -153,36 +153,16 @@ pub(super) struct Outbox {
     pub(super) columns: Columns,
 }
 
-impl Default for Outbox {
-    fn default() -> Self {
-        Outbox {
-            table: "public.outbox".to_owned(),
-            message_prefix: String::new(),
-            pending: String::new(),
-            order_by: String::new(),
-            time: String::new(),
-            mark: String::new(),
-            mark_failed: String::new(),
-            mark_waiting: String::new(),
-            failed: String::new(),
-            delete: Delete::Never,
-            retention: None,
-            notify: String::new(),
-            log_columns: String::new(),
-            columns: Columns::default(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Delete {
+    #[default]
     Never,
     Acked,
 }
 
 /// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables work unchanged.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Columns {
     pub(super) id: String,
@@ -197,21 +177,7 @@ pub(super) struct Columns {
     pub(super) traceparent: String,
 }
 
-impl Default for Columns {
-    fn default() -> Self {
-        Columns {
-            id: "id".to_owned(),
-            aggregatetype: "aggregatetype".to_owned(),
-            aggregateid: "aggregateid".to_owned(),
-            r#type: "type".to_owned(),
-            payload: "payload".to_owned(),
-            max_attempts: String::new(),
-            traceparent: String::new(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Route {
     /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need not change.
@@ -236,26 +202,10 @@ pub(super) struct Route {
     pub(super) headers: toml::Table,
 }
 
-impl Default for Route {
-    fn default() -> Self {
-        Route {
-            topic_prefix: "outbox.event.".to_owned(),
-            topic: String::new(),
-            key: String::new(),
-            id_header: "id".to_owned(),
-            position_header: "walrelay-position".to_owned(),
-            headers_from: String::new(),
-            null_headers: NullHeaders::Keep,
-            partition: String::new(),
-            timestamp: String::new(),
-            headers: toml::Table::new(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum NullHeaders {
+    #[default]
     Keep,
     Omit,
 }
@@ -309,7 +259,7 @@ pub(super) struct Kafka {
     pub(super) max_in_flight_events: Bounded<Count, 100_000, 1, 10_000_000>,
 }
 
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Delivery {
     /// The reaction to an event that cannot be delivered. The relay stops: an operator decides what may be lost.
@@ -339,37 +289,19 @@ pub(super) struct Delivery {
     pub(super) transaction_timeout: Bounded<Milliseconds, { 15 * SECOND_MS }, { 3 * SECOND_MS }, { 900 * SECOND_MS }>,
 }
 
-impl Default for Delivery {
-    fn default() -> Self {
-        Delivery {
-            on_error: OnError::Stop,
-            dead_letter_topic: "walrelay-dead-letters".to_owned(),
-            retry_attempts: Bounded::default(),
-            retry_base: Bounded::default(),
-            retry_factor: Bounded::default(),
-            retry_cap: Bounded::default(),
-            retry_jitter_percent: Bounded::default(),
-            read_tails: ReadTails::AtStart,
-            guarantee: Guarantee::AtLeastOnce,
-            transactional_id_prefix: "walrelay-".to_owned(),
-            transaction_max_events: Bounded::default(),
-            transaction_interval: Bounded::default(),
-            transaction_timeout: Bounded::default(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum ReadTails {
+    #[default]
     AtStart,
     Never,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnError {
     /// The relay stops before it
+    #[default]
     Stop,
     /// It and later events of its aggregate wait, and all others go on
     Park,
@@ -379,16 +311,17 @@ pub enum OnError {
     Skip,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Guarantee {
     /// Each, and some again after a crash
+    #[default]
     AtLeastOnce,
     /// Each once, for consumers that read what is committed; in Kafka transactions
     ExactlyOnce,
 }
 
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StateConfig {
     /// The store of the position. Kafka: it needs no right to write in the database.
@@ -402,21 +335,11 @@ pub struct StateConfig {
     pub adopt_slot: bool,
 }
 
-impl Default for StateConfig {
-    fn default() -> Self {
-        StateConfig {
-            store: StoreKind::Kafka,
-            topic: "walrelay-state".to_owned(),
-            key: String::new(),
-            adopt_slot: false,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
     /// In a compacted Kafka topic
+    #[default]
     Kafka,
     /// In the table walrelay.position of the outbox's database
     Postgres,
@@ -447,19 +370,13 @@ pub(super) struct Otel {
     pub(super) interval: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, { 60 * SECOND_MS }>,
 }
 
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
     /// Form of log lines. Text: a system that collects logs can ask for JSON.
     pub(super) format: LogFormat,
     /// The log filter. `info`: start, stop, faults and their end; nothing per event.
     pub(super) filter: String,
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Log { format: LogFormat::default(), filter: "info".to_owned() }
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
@@ -525,6 +442,23 @@ const FLAGS: [(&str, &str); 18] = [
     ("shutdown.timeout", "shutdown-timeout"),
 ];
 
+/// The defaults that are texts. All other types have a default of their own.
+const TEXTS: [(&str, &str); 13] = [
+    ("outbox.table", "public.outbox"),
+    ("outbox.columns.id", "id"),
+    ("outbox.columns.aggregatetype", "aggregatetype"),
+    ("outbox.columns.aggregateid", "aggregateid"),
+    ("outbox.columns.type", "type"),
+    ("outbox.columns.payload", "payload"),
+    ("route.topic_prefix", "outbox.event."),
+    ("route.id_header", "id"),
+    ("route.position_header", "walrelay-position"),
+    ("delivery.dead_letter_topic", "walrelay-dead-letters"),
+    ("delivery.transactional_id_prefix", "walrelay-"),
+    ("state.topic", "walrelay-state"),
+    ("log.filter", "info"),
+];
+
 impl Key {
     /// The table and the name in it.
     pub(crate) fn parts(&self) -> (&str, &str) {
@@ -561,8 +495,9 @@ fn collect_keys(table: &str, defaults: toml::Table, keys: &mut Vec<Key>) {
             collect_keys(&path, defaults, keys);
             continue;
         }
-        let flag = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| *flag);
-        let default = value.as_str().filter(|default| !default.is_empty()).map(str::to_owned);
+        let of = |list: &[(&'static str, &'static str)]| list.iter().find(|(key, _)| *key == path).map(|(_, of)| *of);
+        let (flag, default) = (of(&FLAGS), of(&TEXTS).or(value.as_str()));
+        let default = default.filter(|default| !default.is_empty()).map(str::to_owned);
         keys.push(Key { path, flag, default });
     }
 }
@@ -605,7 +540,7 @@ mod tests {
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
         assert_eq!(seen.len(), 2 * 73);
-        assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
+        assert!(FLAGS.iter().chain(&TEXTS).all(|(path, _)| seen.contains(*path)), "a flag or a default of no key");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Names and expressions for SQL: checked on input, quoted on output (P11).
 
 use std::fmt;
-use std::iter::Peekable;
-use std::str::{Chars, FromStr};
+use std::str::FromStr;
 
 use crate::position::Lsn;
 
@@ -11,11 +10,15 @@ pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
 pub(super) const TOPIC_BYTES_MAX: usize = 249;
 
+/// Whether a column or a publication may have this name.
+pub(super) fn is_identifier(name: &str) -> bool {
+    (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0')
+}
+
 pub(crate) fn is_topic(name: &str) -> bool {
     (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !matches!(name, "." | "..")
 }
 
-/// Whether Kafka allows this byte in a name.
 pub(super) fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
@@ -105,22 +108,15 @@ impl FromStr for TableName {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = |why| NameError { what: "table name", text: text.to_owned(), why };
-        let mut parts = Vec::new();
-        let mut rest = text;
-        loop {
-            let (part, after) = identifier(rest).map_err(error)?;
-            parts.push(part);
-            match after.strip_prefix('.') {
-                Some(next) => rest = next,
-                None if after.is_empty() => break,
-                None => return Err(error("there is something behind the name; quote names with \"…\"")),
-            }
-        }
-        let mut parts = parts.into_iter();
-        match (parts.next(), parts.next(), parts.next()) {
-            (Some(table), None, _) => Ok(TableName { schema: "public".to_owned(), table }),
-            (Some(schema), Some(table), None) => Ok(TableName { schema, table }),
-            _ => Err(error("it must be TABLE or SCHEMA.TABLE")),
+        let (first, behind) = identifier(text).map_err(error)?;
+        let (schema, (table, behind)) = match behind.strip_prefix('.') {
+            Some(table) => (first, identifier(table).map_err(error)?),
+            None => ("public".to_owned(), (first, behind)),
+        };
+        match behind.chars().next() {
+            None => Ok(TableName { schema, table }),
+            Some('.') => Err(error("it must be TABLE or SCHEMA.TABLE")),
+            Some(_) => Err(error("there is something behind the name; quote names with \"…\"")),
         }
     }
 }
@@ -214,81 +210,61 @@ pub(crate) fn is_number(sql: &str) -> bool {
 
 /// The tokens of `sql`, and whether its last constant or name is closed.
 pub(crate) fn pieces(sql: &str) -> (Vec<Piece>, bool) {
-    let mut pieces = Vec::new();
-    let mut has_ended = true;
-    let mut rest = sql.chars().peekable();
-    while let Some(first) = rest.next() {
-        match first {
-            '\'' => has_ended = skip_constant(&mut rest, false),
-            '"' => {
-                let name;
-                (name, has_ended) = quoted_name(&mut rest);
+    let (mut pieces, mut rest) = (Vec::new(), sql);
+    while let Some(first) = rest.chars().next() {
+        let behind = rest.get(first.len_utf8()..).unwrap_or_default();
+        let left = match (first, behind.strip_prefix('\'')) {
+            ('\'', _) => behind_constant(behind, false),
+            ('e' | 'E', Some(constant)) => behind_constant(constant, true),
+            ('"', _) => quoted_identifier(behind).ok().map(|(name, left)| {
                 pieces.push(Piece::Name(name));
+                left
+            }),
+            ('$', _) if dollar_tag(behind).is_some() => behind_dollars(behind),
+            (first, _) if first.is_alphabetic() || first == '_' => {
+                let end = rest.find(|next| !(is_in_name(next) || next == '$')).unwrap_or(rest.len());
+                pieces.push(Piece::Name(rest.get(..end).unwrap_or_default().to_lowercase()));
+                rest.get(end..)
             }
-            'e' | 'E' if rest.next_if_eq(&'\'').is_some() => has_ended = skip_constant(&mut rest, true),
-            '$' if dollar_tag(&rest).is_some() => has_ended = skip_dollars(&mut rest),
-            first if first.is_alphabetic() || first == '_' => {
-                let mut name = first.to_string();
-                while let Some(next) = rest.next_if(|next| is_in_name(*next) || *next == '$') {
-                    name.push(next);
-                }
-                pieces.push(Piece::Name(name.to_lowercase()));
+            (first, _) => {
+                pieces.extend(Some(Piece::Sign(first)).filter(|_| !first.is_whitespace()));
+                Some(behind)
             }
-            first if first.is_whitespace() => {}
-            first => pieces.push(Piece::Sign(first)),
-        }
+        };
+        let Some(left) = left else { return (pieces, false) };
+        rest = left;
     }
-    (pieces, has_ended)
+    (pieces, true)
 }
 
 fn is_in_name(next: char) -> bool {
     next.is_alphanumeric() || next == '_'
 }
 
-/// Skips a text constant with its closing quote; returns whether it is closed.
-fn skip_constant(rest: &mut Peekable<Chars<'_>>, has_escapes: bool) -> bool {
-    while let Some(next) = rest.next() {
-        match next {
+/// The text behind the closing quote of a text constant.
+fn behind_constant(text: &str, has_escapes: bool) -> Option<&str> {
+    let mut rest = text.chars();
+    loop {
+        match rest.next()? {
             '\\' if has_escapes => drop(rest.next()),
-            '\'' if rest.next_if_eq(&'\'').is_none() => return true,
+            '\'' => match rest.as_str().strip_prefix('\'') {
+                Some(behind) => rest = behind.chars(),
+                None => return Some(rest.as_str()),
+            },
             _ => {}
         }
     }
-    false
 }
 
 /// The tag of a dollar-quoted constant, such as `a$` of `$a$…$a$`; none where the dollar is that of a parameter.
-fn dollar_tag(rest: &Peekable<Chars<'_>>) -> Option<String> {
-    let mut tag: String = rest.clone().take_while(|next| is_in_name(*next)).collect();
-    let is_name = !tag.starts_with(|first: char| first.is_numeric());
-    (is_name && rest.clone().nth(tag.chars().count()) == Some('$')).then(|| {
-        tag.push('$');
-        tag
-    })
+fn dollar_tag(text: &str) -> Option<&str> {
+    let end = text.find(|next| !is_in_name(next)).filter(|_| !text.starts_with(char::is_numeric))?;
+    text.get(..=end).filter(|tag| tag.ends_with('$'))
 }
 
-/// Skips a dollar-quoted constant; returns whether it is closed.
-fn skip_dollars(rest: &mut Peekable<Chars<'_>>) -> bool {
-    let Some(tag) = dollar_tag(rest) else { return true };
-    let (tag_chars, text) = (tag.chars().count(), rest.clone().collect::<String>());
-    let end = text.get(tag.len()..).and_then(|behind| Some(behind.find(&format!("${tag}"))? + tag.len()));
-    let skipped = match end {
-        Some(end) => text.get(..end).unwrap_or_default().chars().count() + tag_chars + 1,
-        None => text.chars().count(),
-    };
-    rest.take(skipped).for_each(drop);
-    end.is_some()
-}
-
-fn quoted_name(rest: &mut Peekable<Chars<'_>>) -> (String, bool) {
-    let mut name = String::new();
-    while let Some(next) = rest.next() {
-        if next == '"' && rest.next_if_eq(&'"').is_none() {
-            return (name, true);
-        }
-        name.push(next);
-    }
-    (name, false)
+fn behind_dollars(text: &str) -> Option<&str> {
+    let tag = dollar_tag(text)?;
+    text.strip_prefix(tag)?.split_once(&format!("${tag}")).map(|(_, behind)| behind)
 }
 
 #[cfg(test)]

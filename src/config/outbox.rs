@@ -4,8 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use super::file::Layer;
-use super::model::{Columns, Delete, KEYS, NullHeaders, Route, Tombstone};
-use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, TableName, is_closed, is_number, is_plain};
+use super::model::{Delete, KEYS, NullHeaders, Tombstone};
+use super::name::{
+    IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, TableName, is_closed, is_identifier, is_number, is_plain,
+};
 use crate::error::{Error, Errors, Kind, Result};
 use crate::template::Template;
 
@@ -255,45 +257,16 @@ impl ValueConfig {
 
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work unchanged.
+    #[expect(clippy::expect_used, reason = "the defaults are constants")]
     fn default() -> Self {
-        let columns = Columns::default();
-        let mut outbox = OutboxConfig {
-            source: EventSource::Table(TableName::debezium()),
-            id: columns.id,
-            aggregate_type: columns.aggregatetype,
-            aggregate_id: columns.aggregateid,
-            event_type: columns.r#type,
-            payload: columns.payload,
-            max_attempts: None,
-            traceparent: None,
-            log_columns: Vec::new(),
-            columns: Vec::new(),
-            row_key: None,
-            upkeep: Upkeep::default(),
-            route: RouteConfig::default(),
-        };
-        outbox.need_only_routed();
-        outbox
+        outbox(&Layer::default()).expect("valid defaults")
     }
 }
 
 impl Default for RouteConfig {
     /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work unchanged.
     fn default() -> Self {
-        let (columns, route) = (Columns::default(), Route::default());
-        RouteConfig {
-            topic: Template::prefixed(&route.topic_prefix, &columns.aggregatetype),
-            key: Some(Template::column(&columns.aggregateid)),
-            id_header: Some(route.id_header),
-            position_header: Some(route.position_header),
-            partition: None,
-            timestamp: None,
-            headers: Vec::new(),
-            headers_from: None,
-            omit_null_headers: false,
-            value: ValueConfig::Template(Template::column(&columns.payload)),
-            reserved_topics: Vec::new(),
-        }
+        OutboxConfig::default().route
     }
 }
 
@@ -426,7 +399,6 @@ fn headers_from(layer: &Layer) -> Result<Option<Template>> {
     Ok(Some(template))
 }
 
-/// The templates of headers. Refuses a header without a valid name.
 fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
     let mut errors = Errors::default();
     for name in layer.model.route.headers.keys() {
@@ -497,8 +469,7 @@ fn template(layer: &Layer, path: &str) -> Result<Option<Template>> {
 }
 
 fn column(layer: &Layer, path: &str) -> Result<String> {
-    let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
-    layer.checked(path, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
+    layer.checked(path, "a column's name, 1 to 63 bytes, without SQL quotes", is_identifier)
 }
 
 /// A column; none if its name is empty, so that an `[[outbox]]` can unset a value that the others have.
@@ -506,7 +477,6 @@ fn optional_column(layer: &Layer, path: &str) -> Result<Option<String>> {
     if layer.text(path).is_empty() { Ok(None) } else { column(layer, path).map(Some) }
 }
 
-/// The columns in `outbox.log_columns`, which commas separate.
 fn log_columns(layer: &Layer) -> Result<Vec<String>> {
     let path = "outbox.log_columns";
     let columns = || layer.text(path).split(',').map(str::trim).filter(|column| !column.is_empty());
@@ -582,42 +552,5 @@ mod tests {
         assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
         assert_eq!(outbox.columns.join(" "), "id aggregatetype aggregateid max_retries payload");
         assert_eq!(outbox.upkeep.mark_waiting.as_deref(), Some("n = :attempts"));
-    }
-
-    #[test]
-    fn invalid_outbox_settings_are_refused_with_their_line() {
-        let table = [
-            ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
-            ("[route.headers]\n'' = 'x'", "w.toml:2: \"\" is no header's name"),
-            ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are public.a"),
-            (
-                "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",
-                "w.toml:2: outbox.table is set, and outbox.message_prefix, too (w.toml:3)",
-            ),
-            ("[route]\nheaders_from = 'metadata'", "w.toml:2: route.headers_from names no column"),
-            ("[outbox]\nmessage_prefix = ''", "w.toml:2: outbox.message_prefix cannot be \"\""),
-            ("[outbox]\nmark = 'a = 1; drop table b'", "w.toml:2: outbox.mark cannot be \"a = 1; drop table b\""),
-            ("[outbox]\npending = 'a -- b'", "w.toml:2: outbox.pending cannot be \"a -- b\""),
-            ("[outbox]\npending = 'true) or (true'", "w.toml:2: outbox.pending cannot be \"true) or (true\""),
-            (
-                "[outbox]\norder_by = '(1)'",
-                "w.toml:2: outbox.order_by is a number, which Postgres reads as the position of a column",
-            ),
-            ("[outbox]\npending = 'not a'", "w.toml:2: outbox.pending is set, and rows would be pending for ever"),
-            ("[outbox]\nmark = 'a = true'\ndelete = 'acked'", "w.toml:2: outbox.mark is set, and outbox.delete, too"),
-            (
-                "[outbox]\nmessage_prefix = 'a'\ndelete = 'acked'",
-                "messages with prefix \"a\": pending, mark and the like are for rows of a table",
-            ),
-            (
-                "[[outbox]]\ntable = 'a b'",
-                "w.toml:2: outbox.table: \"a b\" is not a table name: there is something behind the name; quote names with \"…\"",
-            ),
-        ];
-        for (text, cause) in table {
-            let error = outboxes(text).unwrap_err();
-            assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{text}");
-            assert!(error.what_to_do().is_some(), "{text}: nothing to do");
-        }
     }
 }

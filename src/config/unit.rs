@@ -72,10 +72,8 @@ pub(crate) fn exact_duration(duration: Duration) -> String {
 }
 
 pub(crate) trait Unit {
-    /// A noun and an example, for an error.
     const EXAMPLE: &'static str;
     fn parse(text: &str) -> Option<u64>;
-    /// Text that [`Unit::parse`] reads back.
     fn exact(number: u64) -> String;
 }
 
@@ -95,7 +93,6 @@ impl Unit for Milliseconds {
     }
 }
 
-/// Bytes, from a size with or without a unit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bytes;
 
@@ -199,15 +196,11 @@ mod tests {
         for (text, bytes) in table {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
         }
-        for bad in ["", "MiB", "-1", "1.5MiB", "1PiB", "1 2", "99999999999999999999", "18446744073709551615GiB", "١"] {
-            assert_eq!(parse_bytes(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_exactly_written_size_parses_to_the_same_number_of_bytes() {
         for bytes in [0, 1, 1023, 1024, 1025, 33_554_432, 3 << 30, 64 << 40, u64::MAX] {
             assert_eq!(parse_bytes(&exact_bytes(bytes)), Some(bytes));
+        }
+        for bad in ["", "MiB", "-1", "1.5MiB", "1PiB", "1 2", "99999999999999999999", "18446744073709551615GiB", "١"] {
+            assert_eq!(parse_bytes(bad), None, "{bad}");
         }
     }
 
@@ -228,12 +221,6 @@ mod tests {
         for duration in [Duration::from_millis(40 * day * 1000 + 250), Duration::from_secs(400 * day + 1)] {
             assert_eq!(parse_duration(&exact_duration(duration)), Some(duration));
         }
-    }
-
-    #[test]
-    fn a_duration_needs_a_unit() {
-        assert_eq!(parse_duration("1m 30s"), Some(Duration::from_secs(90)));
-        assert_eq!(parse_duration("0s"), Some(Duration::ZERO));
         for bad in ["10", "", "s", "-1s", "1 parsec"] {
             assert_eq!(parse_duration(bad), None, "{bad}");
         }

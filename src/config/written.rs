@@ -22,7 +22,8 @@ const SHOWN_PROPERTIES: &[&str] = &[
     "ssl.endpoint.identification.algorithm",
 ];
 
-/// The tables that each `[[outbox]]` has for itself.
+const COMMENT_CHARS_MAX: usize = 98;
+
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
 /// The effective configuration as a file. The connection string and properties that could be secrets are `***`; a
@@ -36,7 +37,7 @@ pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
     );
     let is_of_outbox = |table: &str| OF_OUTBOX.contains(&table.split('.').next().unwrap_or_default());
     for table in tables() {
-        if !(settings.has_several_outboxes() && is_of_outbox(table)) {
+        if settings.outboxes.is_empty() || !is_of_outbox(table) {
             write_table(&mut text, &settings.base, table, &format!("[{table}]"));
         }
     }
@@ -58,7 +59,7 @@ pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
         let plain =
             SHOWN_PROPERTIES.contains(&name.as_str()) || value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
         let value = if plain && !is_secret_property(name) { value } else { "***" };
-        line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(value), given.origin));
+        line(&mut text, format_args!("{} = {}  # {}", one_line(name), one_line(value), given.origin));
     }
     text
 }
@@ -76,7 +77,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     line(text, format_args!("\n{heading}"));
     for (name, template) in named.into_iter().flatten() {
         let origin = layer.origin(&format!("{table}.{name}"));
-        line(text, format_args!("{} = {template}  # {origin}", quoted(name)));
+        line(text, format_args!("{} = {template}  # {origin}", one_line(name)));
     }
     let of_messages = layer.get("outbox.message_prefix").is_some();
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
@@ -86,13 +87,13 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
                 line(text, format_args!("{name} = \"***\"  # {}", given.origin));
             }
             (_, Some(given), _) => {
-                line(text, format_args!("{name} = {}  # {}", quoted(given.text.expose()), given.origin));
+                line(text, format_args!("{name} = {}  # {}", one_line(given.text.expose()), given.origin));
             }
             ("outbox.table", None, _) if of_messages => line(text, format_args!("# {name}: messages are events")),
             ("outbox.columns.id", None, _) if of_messages => {
-                line(text, format_args!("{name} = {}  # default", quoted(MESSAGE_LSN)));
+                line(text, format_args!("{name} = {}  # default", one_line(MESSAGE_LSN)));
             }
-            (_, None, Some(default)) => line(text, format_args!("{name} = {}  # default", quoted(default))),
+            (_, None, Some(default)) => line(text, format_args!("{name} = {}  # default", one_line(default))),
             (path, None, None) => line(text, format_args!("# {name}: {}", unset(path))),
         }
     }
@@ -122,16 +123,11 @@ fn unset(path: &str) -> &'static str {
     }
 }
 
-fn quoted(text: &str) -> String {
-    toml::Value::from(text).to_string()
-}
-
 fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a String does not fail.
     writeln!(text, "{what}").unwrap_or_default();
 }
 
-/// The content of a file, in the order in which it was added.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     lines: Vec<Line>,
@@ -147,36 +143,21 @@ struct Line {
 
 impl Draft {
     pub(crate) fn set(&mut self, path: &'static str, value: &str) {
-        let (table, key) = parts(path);
-        self.lines.push(Line { table, text: format!("{key} = {}", one_line(value)) });
+        self.add(path, |key| format!("{key} = {}", one_line(value)));
+    }
+
+    /// Adds the key at `path` with its value as a comment.
+    pub(crate) fn propose(&mut self, path: &'static str, value: &str) {
+        self.add(path, |key| format!("# {key} = {}", one_line(value)));
     }
 
     /// Adds a comment on the key at `path`: that it has to be set, or the reason for its value.
     pub(crate) fn note(&mut self, path: &'static str, comment: &str) {
-        let (table, _) = parts(path);
-        self.lines.push(Line { table, text: commented(comment) });
+        self.add(path, |_| commented(comment));
     }
 
-    pub(crate) fn note_header(&mut self, comment: &str) {
-        self.lines.push(Line { table: HEADERS, text: commented(comment) });
-    }
-
-    /// Adds a header by name; `false` where there is one of that name.
-    pub(crate) fn header(&mut self, name: &str, template: &str) -> bool {
-        self.named(HEADERS, name, template)
-    }
-
-    /// Adds a member of the envelope by name; `false` where there is one of that name.
-    pub(crate) fn member(&mut self, name: &str, template: &str) -> bool {
-        self.named(ENVELOPE, name, template)
-    }
-
-    /// Adds a property of librdkafka by name; `false` where there is one of that name.
-    pub(crate) fn property(&mut self, name: &str, value: &str) -> bool {
-        self.named(KAFKA_PROPERTIES, name, value)
-    }
-
-    fn named(&mut self, table: &'static str, name: &str, value: &str) -> bool {
+    /// Adds a header, a member of the envelope or a property of librdkafka by name; `false` where there is one of that name.
+    pub(crate) fn named(&mut self, table: &'static str, name: &str, value: &str) -> bool {
         let start = format!("{} = ", one_line(name));
         if self.lines.iter().any(|line| line.table == table && line.text.starts_with(&start)) {
             return false;
@@ -185,14 +166,18 @@ impl Draft {
         true
     }
 
+    fn add(&mut self, path: &'static str, text: impl FnOnce(&str) -> String) {
+        let (table, key) = path.rsplit_once('.').unwrap_or(("", path));
+        self.lines.push(Line { table, text: text(key) });
+    }
+
     /// Has an `[[outbox]]` for each of these tables in place of `[outbox]`, all with what was set for that.
     pub(crate) fn outboxes(&mut self, tables: Vec<String>) {
         self.outboxes = tables;
     }
 
-    /// The file, with `heading` as comments on its first lines.
     pub(crate) fn toml(&self, heading: &str) -> String {
-        let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
+        let mut text = commented(heading) + "\n";
         let is_of_each = |table: &str| !self.outboxes.is_empty() && table.split('.').next() == Some("outbox");
         for table in tables().into_iter().filter(|table| !is_of_each(table)) {
             text.push_str(&self.section(table));
@@ -206,7 +191,6 @@ impl Draft {
         text
     }
 
-    /// A table with its lines; nothing without any.
     fn section(&self, table: &str) -> String {
         let lines: Vec<&str> =
             self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
@@ -214,13 +198,20 @@ impl Draft {
     }
 }
 
-fn parts(path: &'static str) -> (&'static str, &'static str) {
-    path.rsplit_once('.').unwrap_or(("", path))
-}
-
-/// A line of a comment. Control characters become spaces, because they could end the line or hide a part of it.
+/// The lines of a comment. Control characters become spaces, because they could end a line or hide a part of it.
 fn commented(comment: &str) -> String {
-    format!("# {}", comment.replace(char::is_control, " "))
+    let (mut lines, mut width) = (String::new(), 0);
+    for word in comment.replace(char::is_control, " ").split(' ') {
+        let (is_first, word_width) = (lines.is_empty(), word.chars().count());
+        width += 1 + word_width;
+        if is_first || width > COMMENT_CHARS_MAX {
+            lines.push_str(if is_first { "#" } else { "\n#" });
+            width = word_width;
+        }
+        lines.push(' ');
+        lines.push_str(word);
+    }
+    lines
 }
 
 /// A basic string of TOML on one line: <https://toml.io/en/v1.0.0#string>. It is a string of JSON without DEL.
@@ -265,10 +256,12 @@ mod tests {
     fn a_draft_with_special_characters_parses_to_the_same_values() {
         let odd = "a \"b\" \\ c\nd\te\u{7f}\u{1} ü ''' \"\"\"";
         let mut draft = Draft::default();
-        assert!(draft.header(odd, odd) && draft.header("x.y", "{a}") && !draft.header(odd, "again"));
+        assert!(
+            draft.named(HEADERS, odd, odd) && draft.named(HEADERS, "x.y", "{a}") && !draft.named(HEADERS, odd, "again")
+        );
         draft.set("slot.name", odd);
         draft.note("kafka.brokers", "brokers = …\nlinger = 1");
-        assert!(draft.property("linger.ms", "5"));
+        assert!(draft.named(KAFKA_PROPERTIES, "linger.ms", "5"));
         let settings = Settings::of(&draft.toml("two\nlines")).unwrap();
         let headers: Vec<_> = settings
             .base

@@ -2,9 +2,9 @@
 
 use super::Carrying;
 use super::Effect::{self, Differs, MayDiffer, ToDo};
+use super::connections::TABLES;
 use crate::postgres::catalog::{self, Column};
 
-const TABLES: &str = "table.include.list";
 pub(super) const ASK_CONSUMERS: &str =
     "have consumers take the new form, or change the connector to it first and then move";
 
@@ -15,7 +15,6 @@ const ALIKE: &str = "bool int2 int4 int8 oid float4 float8 numeric text varchar 
 /// Of these, types whose arrays Debezium does not write.
 const ALONE: &str = "char isbn interval xml tsvector";
 
-/// Lists what is otherwise in records with the columns of this name.
 pub(super) fn unlike(carrying: &mut Carrying<'_>, name: &str) {
     default(carrying, name);
     let found = carrying.columns(name).into_iter().map(|column| (column.type_name.clone(), doubts(column)));

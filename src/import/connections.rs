@@ -8,13 +8,14 @@ use super::Carrying;
 use super::Effect::{Differs, MayDiffer, ToDo};
 use super::given::{Given, LOGIN, PRODUCER_PREFIX, of_java};
 use super::options::{Fate, OPTIONS, PRODUCER};
+use crate::config::model::KAFKA_PROPERTIES;
 use crate::config::name::quoted;
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 use crate::sink::kafka::properties::check_properties;
 
-const TABLES: &str = "table.include.list";
+pub(super) const TABLES: &str = "table.include.list";
 const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \
                         writes as another text, no default that Debezium sends for NULL, no row filter of the publication";
 const LOOK: &str = "give --database-url, which writes an [[outbox]] for each table that the connector captures; or set \
@@ -93,7 +94,6 @@ fn names(carrying: &mut Carrying<'_>) {
     }
 }
 
-/// The table that the file names.
 fn table(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     let patterns = patterns(given.get(TABLES).unwrap_or_default());
@@ -150,9 +150,6 @@ fn table_of(pattern: &str) -> Option<String> {
 /// Of two lists of a kind the one that includes counts, and an expression has to match the whole in whatever case:
 /// `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of Debezium. Java takes letters of ASCII
 /// for the same in either case, and here all letters are.
-///
-/// # Errors
-/// [`Kind::Config`]: a list cannot be read.
 pub(super) fn captures(given: &Given, table: &TableName) -> Result<bool> {
     let schema = table.schema();
     let name = format!("{schema}.{}", table.table());
@@ -220,7 +217,7 @@ fn property(carrying: &mut Carrying<'_>, java: &str, ours: &str, value: &str) {
     let one = BTreeMap::from([(ours.to_owned(), Secret::new(value))]);
     match check_properties(&one) {
         Ok(()) => {
-            carrying.draft.property(ours, value);
+            carrying.draft.named(KAFKA_PROPERTIES, ours, value);
         }
         Err(error) => {
             let name = format!("{PRODUCER_PREFIX}{java}");
@@ -236,7 +233,7 @@ fn stores(carrying: &mut Carrying<'_>) {
     let is = |name: &str, form: &str| of(name).is_some_and(|value| value.eq_ignore_ascii_case(form));
     if let Some(path) = of("ssl.truststore.location") {
         if is("ssl.truststore.type", "PEM") {
-            carrying.draft.property("ssl.ca.location", path);
+            carrying.draft.named(KAFKA_PROPERTIES, "ssl.ca.location", path);
         } else {
             let why = "librdkafka reads authorities from a PEM file";
             let what_to_do = "keytool -exportcert -rfc … > ca.pem, and set ssl.ca.location in kafka.properties";
@@ -245,10 +242,10 @@ fn stores(carrying: &mut Carrying<'_>) {
     }
     if let Some(path) = of("ssl.keystore.location") {
         if is("ssl.keystore.type", "PEM") {
-            carrying.draft.property("ssl.certificate.location", path);
-            carrying.draft.property("ssl.key.location", path);
+            carrying.draft.named(KAFKA_PROPERTIES, "ssl.certificate.location", path);
+            carrying.draft.named(KAFKA_PROPERTIES, "ssl.key.location", path);
         } else if is("ssl.keystore.type", "PKCS12") {
-            carrying.draft.property("ssl.keystore.location", path);
+            carrying.draft.named(KAFKA_PROPERTIES, "ssl.keystore.location", path);
         } else {
             let why = "librdkafka reads its certificate from a PEM or PKCS #12 file";
             let what_to_do = "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in \
@@ -263,7 +260,7 @@ fn login(carrying: &mut Carrying<'_>, jaas: &str) {
     let by_password = module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
     match jaas_option(jaas, "username").filter(|user| by_password && !user.contains("${")) {
         Some(user) => {
-            carrying.draft.property("sasl.username", &user);
+            carrying.draft.named(KAFKA_PROPERTIES, "sasl.username", &user);
             let why = "the name is carried as sasl.username; a password never is";
             carrying.left(LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
         }

@@ -4,10 +4,13 @@
 //! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its alias, and those of
 //! the producer with `producer.override.`.
 
-use crate::error::{Error, Kind, Result};
-use crate::template::{Ordered, text_of};
+use std::borrow::Cow;
 
-/// Class of the transform that is carried.
+use serde_json::value::RawValue;
+
+use crate::error::{Error, Kind, Result};
+use crate::template::{each_member, text_of};
+
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 pub(super) const ROUTER_PREFIX: &str = "router.";
 pub(super) const PRODUCER_PREFIX: &str = "producer.override.";
@@ -23,7 +26,6 @@ pub(super) enum Form {
 pub(super) struct Written {
     /// Its name by our set of names.
     pub(super) name: String,
-    /// Its name in the file.
     pub(super) written: String,
     pub(super) value: String,
 }
@@ -36,10 +38,7 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// Reads a file called `path`.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with the line, without any value.
+    /// Reads a file called `path`. An error has the line and no value.
     pub(super) fn read(path: &str, text: &str) -> Result<Given> {
         let is_json = text.trim_start().starts_with('{');
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -106,7 +105,6 @@ impl Given {
         self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
     }
 
-    /// The option as the file has it.
     pub(super) fn written(&self, name: &str) -> String {
         match self.find(name) {
             Some(option) => option.written.clone(),
@@ -140,32 +138,30 @@ impl Given {
         let alias = self.router().unwrap_or("outbox");
         let rest = name.strip_prefix(ROUTER_PREFIX);
         let connect = rest.map_or(name.to_owned(), |rest| format!("transforms.{alias}.{rest}"));
-        match (self.form, connect.strip_prefix(PRODUCER_PREFIX)) {
-            (Form::Connect, _) => connect,
-            (Form::Server, Some(rest)) => format!("debezium.sink.kafka.producer.{rest}"),
-            (Form::Server, None) => match connect.strip_suffix(".converter") {
-                Some(of) => format!("debezium.format.{of}"),
-                None if connect.starts_with("transforms.") => format!("debezium.{connect}"),
-                None => format!("debezium.source.{connect}"),
-            },
+        if self.form == Form::Connect {
+            return connect;
         }
+        let prefixes = SERVER_PREFIXES.iter().filter(|(_, ours)| !ours.is_empty());
+        let found = prefixes.filter_map(|(theirs, ours)| Some((*theirs, connect.strip_prefix(ours)?))).next();
+        let (theirs, rest) = found.unwrap_or(("debezium.source.", &connect));
+        format!("{theirs}{rest}")
     }
 }
 
+/// How names of Debezium Server begin, and what stands for that in our set of names. The first that fits counts.
+const SERVER_PREFIXES: [(&str, &str); 7] = [
+    ("debezium.source.", ""),
+    ("debezium.sink.kafka.producer.", PRODUCER_PREFIX),
+    ("debezium.format.key", "key.converter"),
+    ("debezium.format.value", "value.converter"),
+    ("debezium.format.header", "header.converter"),
+    ("debezium.transforms.", "transforms."),
+    ("debezium.", ""),
+];
+
 fn name_of_server(written: &str) -> String {
-    let Some(rest) = written.strip_prefix("debezium.") else { return written.to_owned() };
-    if let Some(of_source) = rest.strip_prefix("source.") {
-        return of_source.to_owned();
-    }
-    if let Some(of_producer) = rest.strip_prefix("sink.kafka.producer.") {
-        return format!("{PRODUCER_PREFIX}{of_producer}");
-    }
-    if let Some((of, more)) = rest.strip_prefix("format.").map(|rest| rest.split_once('.').unwrap_or((rest, "")))
-        && matches!(of, "key" | "value" | "header")
-    {
-        return if more.is_empty() { format!("{of}.converter") } else { format!("{of}.converter.{more}") };
-    }
-    rest.to_owned()
+    let of = |(theirs, ours): &(&str, &str)| Some(format!("{ours}{}", written.strip_prefix(theirs)?));
+    SERVER_PREFIXES.iter().find_map(of).unwrap_or_else(|| written.to_owned())
 }
 
 /// The options of Kafka Connect's JSON in the order of the file: the map alone, `{"name": …, "config": {…}}`, or Strimzi's
@@ -176,13 +172,12 @@ fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
         Error::new(Kind::Config, format!("{path}:{}: this is not JSON as Kafka Connect takes it", error.line()))
             .remedy("name a file with one object: the connector's options, or its name and config")
     };
-    let read = |text| serde_json::from_str::<Ordered<'_>>(text).map(|object| object.0).map_err(not_json);
-    let mut members = read(text)?;
+    let mut members = members_of(text).map_err(not_json)?;
     let mut class = None;
     for (outer, inner) in [("spec", "class"), ("config", "")] {
         let object = members.iter().find(|(name, value)| name == outer && value.get().starts_with('{'));
         if let Some((_, object)) = object {
-            members = read(object.get())?;
+            members = members_of(object.get()).map_err(not_json)?;
             class = class.or(members.iter().find(|(name, _)| name == inner).map(|(_, class)| *class));
         }
     }
@@ -197,6 +192,15 @@ fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
         options.extend(value.map(|value| (name.into_owned(), value.into_owned())));
     }
     Ok(options)
+}
+
+fn members_of(text: &str) -> serde_json::Result<Vec<(Cow<'_, str>, &RawValue)>> {
+    let mut members = Vec::new();
+    each_member(text.as_bytes(), |name, value| {
+        members.push((name, value));
+        Ok(())
+    })?;
+    Ok(members)
 }
 
 /// The options of Java's `.properties` in the order of the file; of two with one name the second counts, as in Java:

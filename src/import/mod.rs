@@ -43,7 +43,6 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// In people's words.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Effect::Differs => "differs",
@@ -53,7 +52,6 @@ impl Effect {
         }
     }
 
-    /// Whether consumers may see it.
     pub(crate) fn is_seen(self) -> bool {
         matches!(self, Effect::Differs | Effect::MayDiffer)
     }
@@ -64,9 +62,7 @@ impl Effect {
 pub(crate) struct Left {
     /// Its name as the file has it; `NAME (not set)` where its default counts.
     pub option: String,
-    /// What consumers have to expect.
     pub effect: Effect,
-    /// Why it was not carried.
     pub why: String,
     /// What to do about it; may be empty.
     pub what_to_do: String,
@@ -75,20 +71,17 @@ pub(crate) struct Left {
 /// The outcome. Holds no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Import {
-    /// The `walrelay.toml`.
     pub toml: String,
     /// What it lacks, in the order of the file, and last what the file leaves to a default.
     pub left: Vec<Left>,
 }
 
 impl Import {
-    /// How many options of it consumers see, or may see.
     pub(crate) fn seen(&self) -> usize {
         self.left.iter().filter(|left| left.effect.is_seen()).count()
     }
 }
 
-/// An outbox table of the database.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub name: TableName,
@@ -110,10 +103,7 @@ impl Connector {
         Ok(Connector(given))
     }
 
-    /// The publication's name.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: the file does not have it.
+    /// The publication's name; an error if the file does not have it.
     pub(crate) fn publication(&self) -> Result<&str> {
         self.0.or("publication.name", "dbz_publication").ok_or_else(|| {
             let cause =
@@ -122,15 +112,11 @@ impl Connector {
         })
     }
 
-    /// Whether it captures the table of this name.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: a list of tables cannot be read.
+    /// Whether it captures the table of this name; an error if a list of tables cannot be read.
     pub(crate) fn captures(&self, name: &TableName) -> Result<bool> {
         connections::captures(&self.0, name)
     }
 
-    /// Whether the router has records of its rows.
     pub(crate) fn fits(&self, table: &Table) -> bool {
         router::needed_columns(&self.0).iter().all(|column| table.column(column).is_some())
     }
@@ -186,7 +172,6 @@ impl Carrying<'_> {
         self.left.push(Left { option, effect, why: why.into(), what_to_do: what_to_do.to_owned() });
     }
 
-    /// The columns of this name in the database.
     fn columns(&self, name: &str) -> Vec<&Column> {
         self.tables.iter().filter_map(|found| found.table.column(name)).collect()
     }

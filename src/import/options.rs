@@ -5,7 +5,6 @@ use super::Carrying;
 use super::Effect::{self, Differs, MayDiffer, NoEffect, ToDo};
 use super::given::{LOGIN, PRODUCER_PREFIX, Written};
 
-/// Options, and what becomes of them.
 pub(super) struct Row {
     /// Patterns with blanks between them. `*` stands for any text.
     pub(super) patterns: &'static str,
@@ -19,7 +18,6 @@ pub(super) enum Fate {
     Libpq(&'static str),
     /// The property of librdkafka with this name, or the same, gets its value.
     Property(Option<&'static str>),
-    /// It is not carried.
     Left {
         /// Values with blanks between them: with these it asks for what walrelay does anyway, and is not listed.
         unless: &'static str,
@@ -333,7 +331,6 @@ fn find<'t>(table: &'t [Row], name: &str) -> Option<&'t Row> {
     table.iter().find(|row| row.patterns.split_whitespace().any(|pattern| fits(pattern, name)))
 }
 
-/// Lists what is not carried at all, option by option.
 pub(super) fn sort_out(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     for option in &given.options {

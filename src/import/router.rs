@@ -6,12 +6,11 @@ use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, unlike};
 use super::given::{Form, Given, of_java};
+use crate::config::model::{ENVELOPE, HEADERS};
 use crate::postgres::catalog::{self, Column};
 use crate::template::Template;
 
-/// The router's default of `route.topic.regex`.
 const REGEX: &str = "(?<routedByValue>.*)";
-/// The router's default of `route.topic.replacement`.
 const REPLACEMENT: &str = "outbox.event.${routedByValue}";
 const PLACEMENT: &str = "router.table.fields.additional.placement";
 const EXPAND: &str = "router.table.expand.json.payload";
@@ -237,19 +236,12 @@ fn is_in_digits(given: &Given, of: &str) -> bool {
 
 /// A template of a column and functions behind it, which write a `numeric` in digits if the converter of `of` does.
 fn written(carrying: &Carrying<'_>, of: &str, column: &str, functions: &str) -> String {
-    if is_in_digits(carrying.given, of) && carrying.is_known(column, is_numeric) {
-        return piped(column, &functions.replace("connect('json')", "connect|json"));
+    if functions.is_empty() {
+        return Template::written(column, "");
     }
-    piped(column, functions)
-}
-
-/// A template of a column and functions behind it.
-fn piped(column: &str, functions: &str) -> String {
-    let column = Template::column(column);
-    match functions {
-        "" => column.source().to_owned(),
-        functions => format!("{}|{functions}}}", column.source().trim_end_matches('}')),
-    }
+    let is_in_digits = is_in_digits(carrying.given, of) && carrying.is_known(column, is_numeric);
+    let json = if is_in_digits { "connect|json" } else { "connect('json')" };
+    Template::written(column, &format!("|{}", functions.replace("connect('json')", json)))
 }
 
 fn placed(carrying: &mut Carrying<'_>) -> Vec<Placed> {
@@ -281,7 +273,7 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             true => with_schema(carrying, id),
             false => functions,
         };
-        carrying.draft.header("id", &written(carrying, "header", id, of_id));
+        carrying.draft.named(HEADERS, "id", &written(carrying, "header", id, of_id));
     }
     let has_schemas = converter == Converter::Json { schemas: true };
     let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
@@ -296,7 +288,7 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             false => functions,
         };
         let template = written(carrying, "header", &one.column, functions);
-        if !carrying.draft.header(&one.alias, &template) {
+        if !carrying.draft.named(HEADERS, &one.alias, &template) {
             let why = format!("two columns are to be header {:?}, and a record has one of a name", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
@@ -350,10 +342,10 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
         carrying.left(TOMBSTONE, MayDiffer, why, "write NULL instead of an empty text");
     }
     let template = written(carrying, "value", payload, expand.unwrap_or("connect('json')"));
-    carrying.draft.member("payload", &template);
+    carrying.draft.named(ENVELOPE, "payload", &template);
     for one in envelope {
         let template = written(carrying, "value", &one.column, "connect('json')");
-        if !carrying.draft.member(&one.alias, &template) {
+        if !carrying.draft.named(ENVELOPE, &one.alias, &template) {
             let why = format!("two columns are to be member {:?} of the envelope", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
@@ -444,22 +436,18 @@ fn expanded(carrying: &mut Carrying<'_>) {
 /// The template of the topic for the values of `column`, of `route.topic.regex` and `route.topic.replacement`, which are
 /// Java's. A value that the expression matches as a whole is replaced, any other stays as it is:
 /// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/regex/Matcher.html>.
-///
-/// # Errors
-/// Why there is none, for people.
 fn topic(column: &str, regex: &str, replacement: &str) -> Result<String, String> {
     let only_javas =
         || "the regular expression has something only Java's have, such as (?=…), (?<!…) or a++".to_owned();
     let regex = &of_java(regex).ok_or_else(only_javas)?;
     let compiled = Regex::new(&format!("^(?:{regex})$")).map_err(|_| only_javas())?;
-    let field = Template::column(column).source().to_owned();
     let template = if is_everything(regex) {
-        replaced(replacement, &compiled, &['{', '}'], |_| field.clone())?
+        replaced(replacement, &compiled, &['{', '}'], |_| Template::written(column, ""))?
     } else {
         let to = replaced(replacement, &compiled, &['$'], |group| format!("${{{group}}}"))?;
         let quoted = |text: &str| text.replace('\'', "''");
         let first = if finds_the_whole(regex) { "" } else { ", 'first'" };
-        format!("{}|match('{}', '{}'{first})}}", field.trim_end_matches('}'), quoted(regex), quoted(&to))
+        Template::written(column, &format!("|match('{}', '{}'{first})", quoted(regex), quoted(&to)))
     };
     template.parse::<Template>().map(|_| template).map_err(|error| error.to_string())
 }
@@ -568,12 +556,12 @@ fn placements(text: &str) -> Vec<Result<Placed, String>> {
 /// What makes bytes of a key, a value or a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Converter {
-    /// The text as it is.
     Text,
-    /// The bytes as they are.
     Bytes,
     /// JSON, with or without its schema around it.
-    Json { schemas: bool },
+    Json {
+        schemas: bool,
+    },
     /// Anything else, by the last part of its name.
     Other(String),
     /// Nobody knows: the worker's configuration says it.
@@ -623,7 +611,6 @@ impl Converter {
         named(class, converter_option(given, of, "delegate.converter.type.schemas.enable"))
     }
 
-    /// In people's words.
     fn shown(&self) -> String {
         match self {
             Converter::Text => "text".to_owned(),

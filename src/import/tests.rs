@@ -16,145 +16,12 @@ use crate::route::{Record, Router};
 use crate::sink::kafka::properties::check_properties;
 use crate::sink::{hash, partition};
 
-/// As teams register it with Kafka Connect: everything the same to consumers.
-const CONNECT_JSON: &str = r#"{
-  "name": "orders-outbox",
-  "config": {
-    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-    "tasks.max": 1,
-    "plugin.name": "pgoutput",
-    "database.hostname": "db.internal",
-    "database.port": "5433",
-    "database.user": "dbz user",
-    "database.password": "canary-database",
-    "database.dbname": "shop",
-    "database.sslmode": "verify-full",
-    "database.sslrootcert": "/etc/ssl/db.pem",
-    "topic.prefix": "shop",
-    "slot.name": "orders_outbox",
-    "publication.name": "orders_pub",
-    "publication.autocreate.mode": "filtered",
-    "table.include.list": "public\\.outbox",
-    "snapshot.mode": "no_data",
-    "tombstones.on.delete": "false",
-    "extended.headers.enabled": "false",
-    "heartbeat.interval.ms": "10000",
-    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-    "value.converter": "org.apache.kafka.connect.storage.StringConverter",
-    "transforms": "outbox",
-    "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
-    "transforms.outbox.table.fields.additional.placement": "type:header:eventType",
-    "transforms.outbox.route.topic.replacement": "${routedByValue}.events",
-    "producer.override.bootstrap.servers": "k1:9093,k2:9093",
-    "producer.override.security.protocol": "SASL_SSL",
-    "producer.override.sasl.mechanism": "SCRAM-SHA-512",
-    "producer.override.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"relay\" password=\"canary-kafka\";",
-    "producer.override.ssl.truststore.location": "/etc/kafka/ca.pem",
-    "producer.override.ssl.truststore.type": "PEM",
-    "producer.override.ssl.endpoint.identification.algorithm": "",
-    "producer.override.compression.type": "zstd",
-    "producer.override.linger.ms": "20",
-    "producer.override.max.request.size": "2000000",
-    "producer.override.acks": "all"
-  }
-}"#;
-
-/// The bare map, with another table and an envelope.
-const BARE_JSON: &str = r#"{
-  "connector.class": "PostgresConnector",
-  "plugin.name": "pgoutput",
-  "database.hostname": "db",
-  "database.user": "relay",
-  "database.password": "${file:/run/canary-provider:password}",
-  "database.dbname": "${env:DATABASE}",
-  "slot.name": "billing",
-  "table.include.list": "Billing.Events,billing.Outbox",
-  "slot.drop.on.stop": "true",
-  "key.converter": "org.apache.kafka.connect.json.JsonConverter",
-  "key.converter.schemas.enable": "false",
-  "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-  "value.converter.schemas.enable": "false",
-  "transforms": "filter,router",
-  "transforms.filter.type": "io.debezium.transforms.Filter",
-  "transforms.filter.condition": "canary-condition",
-  "transforms.router.type": "io.debezium.transforms.outbox.EventRouter",
-  "transforms.router.predicate": "isOutbox",
-  "transforms.router.table.field.event.id": "event_id",
-  "transforms.router.table.field.event.key": "account id",
-  "transforms.router.table.field.event.type": "kind",
-  "transforms.router.table.field.event.payload": "body",
-  "transforms.router.table.field.event.timestamp": "created_at",
-  "transforms.router.table.field.event.schema.version": "version",
-  "transforms.router.table.fields.additional.placement": "kind:envelope:eventType,tenant:envelope,region:header,trace:header:region,shard:partition,odd",
-  "transforms.router.route.by.field": "kind",
-  "transforms.router.route.topic.regex": "(?<topic>.*)Created",
-  "transforms.router.route.topic.replacement": "billing.${topic}",
-  "transforms.router.route.tombstone.on.empty.payload": "true",
-  "transforms.router.table.op.invalid.behavior": "fatal",
-  "predicates": "isOutbox",
-  "predicates.isOutbox.type": "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
-  "predicates.isOutbox.pattern": ".*outbox",
-  "some.option": "canary-unknown"
-}"#;
-
-/// Kafka Connect standalone, with what its worker says left out.
-const CONNECT_PROPERTIES: &str = r"# the outbox of the wallet
-name=wallet
-connector.class : io.debezium.connector.postgresql.PostgresConnector
-plugin.name = pgoutput
-database.hostname=localhost
-database.user=wallet
-database.password=canary\:1
-database.dbname=wallet
-slot.name=wallet
-table.include.list=wallet\\.outbox_events
-extended.headers.enabled=false
-errors.tolerance=all
-max.batch.size=4096
-transforms=o
-transforms.o.type=io.debezium.transforms.outbox.EventRouter
-transforms.o.table.expand.json.payload=true
-transforms.o.table.fields.additional.placement=type:header:eventType,\
-    tenant_id:header:tenant
-transforms.o.route.topic.regex=(?=lookahead).*
-transforms.o.route.topic.replacement=x
-";
-
 /// Debezium Server with its defaults for everything but key and value.
-const SERVER_PROPERTIES: &str = r"
-debezium.source.connector.class=io.debezium.connector.postgresql.PostgresConnector
-debezium.source.plugin.name=pgoutput
-debezium.source.database.hostname=${DB_HOST:localhost}
-debezium.source.database.port=5432
-debezium.source.database.user=relay
-debezium.source.database.password=${DB_PASSWORD:canary-default}
-debezium.source.database.dbname=shop
-debezium.source.topic.prefix=shop
-debezium.source.slot.name=shop_outbox
-debezium.source.publication.name=shop_outbox
-debezium.source.table.include.list=public.outboxevent
-debezium.source.offset.storage.file.filename=data/offsets.dat
-debezium.source.extended.headers.enabled=false
-debezium.format.key=simplestring
-debezium.format.value=simplestring
-debezium.transforms=outbox
-debezium.transforms.outbox.type=io.debezium.transforms.outbox.EventRouter
-debezium.transforms.outbox.route.topic.replacement=outbox.event.$1
-debezium.transforms.outbox.table.fields.additional.placement=type:header:eventType
-debezium.sink.type=kafka
-debezium.sink.kafka.producer.bootstrap.servers=kafka:9092
-debezium.sink.kafka.producer.key.serializer=org.apache.kafka.common.serialization.StringSerializer
-debezium.sink.kafka.producer.ssl.keystore.password=canary-keystore
-debezium.sink.kafka.producer.batch.size=nonsense-canary
-quarkus.http.port=8080
-quarkus.log.console.json=false
-";
+const SERVER_PROPERTIES: &str = include_str!("../../tests/debezium/imports/server.properties");
 
 fn import(path: &str, text: &str) -> Result<Import> {
     Ok(Connector::read(path, text)?.import(&[]))
 }
-
-const ALL: [&str; 4] = [CONNECT_JSON, BARE_JSON, CONNECT_PROPERTIES, SERVER_PROPERTIES];
 
 /// What `run` would make of the import, with brokers for those that have none.
 fn config(import: &Import) -> Config {
@@ -187,184 +54,6 @@ fn value(config: &Config) -> Vec<(&str, &str)> {
     }
 }
 
-#[test]
-fn a_connector_in_json_is_carried_whole() {
-    let import = import("c.json", CONNECT_JSON).unwrap();
-    let config = config(&import);
-    assert_eq!(
-        templates(&config),
-        ("{aggregatetype}.events", Some("{aggregateid|connect}"), vec![("eventType", "{type}")])
-    );
-    assert_eq!(value(&config), [("", "{payload|connect}")]);
-    assert_eq!(
-        (config.outboxes[0].route.id_header.as_deref(), config.outboxes[0].route.position_header.as_deref()),
-        (Some("id"), None)
-    );
-    assert_eq!(config.source.slot.as_str(), "orders_outbox");
-    assert_eq!(config.source.publication, "orders_pub");
-    assert_eq!(config.outboxes[0].source.to_string(), "public.outbox");
-    assert_eq!(config.kafka.brokers, "k1:9093,k2:9093");
-    let properties: Vec<_> =
-        config.kafka.properties.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
-    assert_eq!(
-        properties,
-        [
-            ("compression.type", "zstd"),
-            ("linger.ms", "20"),
-            ("message.max.bytes", "2000000"),
-            ("sasl.mechanism", "SCRAM-SHA-512"),
-            ("sasl.username", "relay"),
-            ("security.protocol", "SASL_SSL"),
-            ("ssl.ca.location", "/etc/kafka/ca.pem"),
-            ("ssl.endpoint.identification.algorithm", "none"),
-        ]
-    );
-    assert!(import.toml.contains(
-        r#"url = "host=db.internal port=5433 user='dbz user' dbname=shop sslmode=verify-full sslrootcert=/etc/ssl/db.pem""#
-    ));
-    assert_eq!(
-        left(&import),
-        [
-            ("database.password", Effect::ToDo),
-            ("topic.prefix", Effect::NoEffect),
-            ("publication.name", Effect::ToDo),
-            ("publication.autocreate.mode", Effect::NoEffect),
-            ("table.include.list", Effect::ToDo),
-            ("tombstones.on.delete", Effect::NoEffect),
-            ("heartbeat.interval.ms", Effect::ToDo),
-            ("producer.override.sasl.jaas.config", Effect::ToDo),
-            ("producer.override.ssl.truststore.type", Effect::NoEffect),
-            ("producer.override.acks", Effect::NoEffect),
-        ]
-    );
-    assert_eq!(import.seen(), 0);
-}
-
-#[test]
-fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
-    let import = import("c.json", BARE_JSON).unwrap();
-    let config = config(&import);
-    assert_eq!(
-        templates(&config),
-        (
-            "{kind|match('(?<topic>.*)Created', 'billing.${topic}')}",
-            Some("{\"account id\"|connect('json')|default('null')}"),
-            vec![("region", "{region|connect}")]
-        )
-    );
-    assert_eq!(
-        value(&config),
-        [
-            ("payload", "{body|connect('json')}"),
-            ("eventType", "{kind|connect('json')}"),
-            ("tenant", "{tenant|connect('json')}")
-        ]
-    );
-    let ValueConfig::Envelope { tombstone, .. } = &config.outboxes[0].route.value else { panic!("no envelope") };
-    assert_eq!(tombstone.as_deref(), Some("body"));
-    assert_eq!(config.outboxes[0].route.partition.as_deref(), Some("shard"));
-    assert_eq!(config.outboxes[0].route.timestamp.as_deref(), Some("created_at"));
-    assert_eq!((config.outboxes[0].id.as_str(), config.outboxes[0].payload.as_str()), ("event_id", "body"));
-    assert_eq!(config.outboxes[0].source.to_string(), "billing.\"Outbox\"");
-    assert_eq!(config.source.publication, "dbz_publication");
-    let placement = "transforms.router.table.fields.additional.placement";
-    assert_eq!(
-        left(&import),
-        [
-            ("database.password", Effect::ToDo),
-            ("database.dbname", Effect::ToDo),
-            ("table.include.list", Effect::Differs),
-            ("slot.drop.on.stop", Effect::ToDo),
-            ("transforms.filter.type", Effect::Differs),
-            ("transforms.filter.condition", Effect::Differs),
-            ("transforms.router.predicate", Effect::MayDiffer),
-            ("transforms.router.table.field.event.id", Effect::ToDo),
-            ("transforms.router.table.field.event.timestamp", Effect::MayDiffer),
-            ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
-            (placement, Effect::Differs),
-            (placement, Effect::Differs),
-            ("transforms.router.route.tombstone.on.empty.payload", Effect::MayDiffer),
-            ("transforms.router.table.op.invalid.behavior", Effect::NoEffect),
-            ("predicates", Effect::MayDiffer),
-            ("predicates.isOutbox.type", Effect::MayDiffer),
-            ("predicates.isOutbox.pattern", Effect::MayDiffer),
-            ("some.option", Effect::MayDiffer),
-            ("extended.headers.enabled (not set)", Effect::MayDiffer),
-            ("publication.name (not set)", Effect::ToDo),
-            ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
-        ]
-    );
-}
-
-#[test]
-fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() {
-    let import = import("c.properties", CONNECT_PROPERTIES).unwrap();
-    let config = config(&import);
-    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id|connect}")];
-    // The expression is Java's own: what stands there is the default, and it is listed.
-    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid|connect}"), headers));
-    assert_eq!(config.outboxes[0].source.to_string(), "wallet.outbox_events");
-    assert_eq!(
-        left(&import),
-        [
-            ("database.password", Effect::ToDo),
-            ("table.include.list", Effect::ToDo),
-            ("errors.tolerance", Effect::MayDiffer),
-            ("max.batch.size", Effect::NoEffect),
-            ("transforms.o.route.topic.regex", Effect::Differs),
-            ("publication.name (not set)", Effect::ToDo),
-            ("key.converter (not set)", Effect::MayDiffer),
-            ("value.converter (not set)", Effect::MayDiffer),
-            ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
-        ]
-    );
-}
-
-#[test]
-fn debezium_server_has_its_own_names_and_defaults() {
-    let import = import("application.properties", SERVER_PROPERTIES).unwrap();
-    let config = config(&import);
-    let headers = vec![("id", "{id|connect('schema', 'required')}"), ("eventType", "{type|connect('schema')}")];
-    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid|connect}"), headers));
-    assert_eq!(config.outboxes[0].route.id_header, None, "the one with a schema stands for it");
-    assert_eq!(config.kafka.brokers, "kafka:9092");
-    assert_eq!(
-        left(&import),
-        [
-            ("debezium.source.database.hostname", Effect::ToDo),
-            ("debezium.source.database.password", Effect::ToDo),
-            ("debezium.source.topic.prefix", Effect::NoEffect),
-            ("debezium.source.publication.name", Effect::ToDo),
-            ("debezium.source.table.include.list", Effect::ToDo),
-            ("debezium.source.offset.storage.file.filename", Effect::NoEffect),
-            ("debezium.sink.kafka.producer.key.serializer", Effect::NoEffect),
-            ("debezium.sink.kafka.producer.ssl.keystore.password", Effect::ToDo),
-            ("debezium.sink.kafka.producer.batch.size", Effect::ToDo),
-            ("quarkus.http.port", Effect::NoEffect),
-            ("quarkus.log.console.json", Effect::NoEffect),
-            ("debezium.format.header (not set)", Effect::MayDiffer),
-        ]
-    );
-}
-
-#[test]
-fn no_secret_is_in_anything_that_is_written() {
-    for text in ALL {
-        let import = import("c", text).unwrap();
-        assert!(text.contains("canary"));
-        let json = serde_json::to_string(&import).unwrap();
-        assert!(!json.contains("canary") && !import.toml.contains("canary"), "{json}");
-    }
-}
-
-#[test]
-fn each_line_says_why_and_what_consumers_see_is_never_without_a_remedy() {
-    for left in ALL.iter().flat_map(|text| import("c", text).unwrap().left) {
-        assert!(!left.why.is_empty(), "{}", left.option);
-        assert!(left.effect == Effect::NoEffect || !left.what_to_do.is_empty(), "{}", left.option);
-    }
-}
-
 /// The least there is, with `more` in it.
 fn with(more: &str) -> Import {
     let text = format!(
@@ -375,29 +64,95 @@ fn with(more: &str) -> Import {
     import("c.properties", &text).unwrap()
 }
 
+/// Compares with the snapshot `name` in `tests/debezium/imports`.
+fn assert_told(name: &str, told: &str) {
+    let path = "../../tests/debezium/imports";
+    insta::with_settings!({ snapshot_path => path, prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!(name, told);
+    });
+}
+
+fn listed<'l>(left: impl IntoIterator<Item = &'l Left>) -> String {
+    left.into_iter().map(|left| format!("{}: {}: {}\n", left.option, left.effect.word(), left.why)).collect()
+}
+
 #[test]
-fn bytes_that_are_not_the_same_are_listed_with_the_converter_that_made_them() {
-    const JSON: &str = "value.converter=org.apache.kafka.connect.json.JsonConverter\n";
-    const PLAIN: &str = "value.converter.schemas.enable=false\n";
-    const EXPAND: &str = "transforms.o.table.expand.json.payload=true\n";
-    const ENVELOPE: &str = "transforms.o.table.fields.additional.placement=type:envelope\n";
-    let seen = |more: &[&str]| {
-        let import = with(&more.concat());
+fn a_connector_is_carried_and_each_doubt_is_listed() {
+    // Everything the same to consumers; another table and an envelope; what the worker says left out; nearly all defaults.
+    for name in ["connect.json", "bare.json", "connect.properties", "server.properties"] {
+        let text = read(format!("tests/debezium/imports/{name}"));
+        let import = import(name, &text).unwrap();
+        assert_eq!(config(&import).outboxes.len(), 1);
+        let json = serde_json::to_string(&import).unwrap();
+        assert!(text.contains("canary") && !json.contains("canary"), "a secret is written: {json}");
+        for left in &import.left {
+            assert!(
+                !left.why.is_empty() && (left.effect == Effect::NoEffect || !left.what_to_do.is_empty()),
+                "{left:?}"
+            );
+        }
+        assert_told(
+            name,
+            &format!("{}\nListed, of which {} are seen:\n{}", import.toml, import.seen(), listed(&import.left)),
+        );
+    }
+}
+
+#[test]
+fn an_option_that_changes_records_is_listed_with_its_effect() {
+    const JSON: &str = "value.converter=org.apache.kafka.connect.json.JsonConverter";
+    const PLAIN: &str = "value.converter.schemas.enable=false";
+    const EXPAND: &str = "transforms.o.table.expand.json.payload=true";
+    const PLACEMENT: &str = "transforms.o.table.fields.additional.placement=";
+    let (before, mut told) = (with("value.converter=StringConverter\n"), String::new());
+    for lines in [
+        "value.converter=io.debezium.converters.BinaryDataConverter",
+        "value.converter=org.apache.kafka.connect.converters.ByteArrayConverter",
+        JSON,
+        &format!("{JSON}\n{PLAIN}"),
+        &format!("{JSON}\n{PLAIN}\n{EXPAND}"),
+        &format!("{JSON}\n{EXPAND}"),
+        &format!("{JSON}\n{PLAIN}\n{PLACEMENT}type:envelope"),
+        &format!("{JSON}\n{PLACEMENT}type:envelope"),
+        &format!("value.converter=StringConverter\n{EXPAND}"),
+        "value.converter=io.confluent.connect.avro.AvroConverter",
+        "value.converter=StringConverter\nheader.converter=JsonConverter",
+        "value.converter=JsonConverter\nvalue.converter.decimal.format=numeric",
+        "value.converter=JsonConverter\nvalue.converter.decimal.format=base64",
+        "value.converter=StringConverter\nvalue.converter.decimal.format=NUMERIC",
+        "key.converter.converter.encoding=ISO-8859-1",
+        "value.converter.some.other=x",
+        "key.converter=ByteArrayConverter",
+        &format!("header.converter=StringConverter\n{PLACEMENT}tags:header"),
+        "value.converter=BinaryDataConverter\nvalue.converter.delegate.converter.type=JsonConverter",
+        "value.converter.delegate.converter.type.schemas.enable=false",
+        "table.include.list=Sales.Outbox",
+        "lsn.flush.mode=manual",
+        "lsn.flush.mode=connector_and_driver",
+        "slot.stream.params=origin=none",
+        "include.unknown.datatypes=true",
+        "include.schema.comments=true",
+        "heartbeat.action.query=insert into x values (1)",
+        "notification.enabled.channels=sink",
+        "internal.what.ever=1",
+        "transforms.mask.fields=a",
+        "predicates.p.type=x",
+        &format!("{PLACEMENT}a:envelope\n{EXPAND}\ntransforms.o.table.field.event.schema.version=version"),
+        "transforms.o.table.field.event.payload.id=x",
+        "transforms.o.table.json.payload.empty.array.behavior=optional_string",
+        "transforms.o.table.json.payload.empty.array.behavior=ignore",
+        "transforms.o.table.field.additional.missing=ignore",
+        &format!("{PLACEMENT}:header"),
+        &format!("{PLACEMENT}a:HEADER,b:header:x:y"),
+        &format!("{PLACEMENT}a:nowhere"),
+    ] {
+        let import = with(&format!("value.converter=StringConverter\n{lines}\n"));
         config(&import);
-        let seen = import.left.iter().filter(|left| left.effect.is_seen());
-        seen.map(|left| left.option.clone()).collect::<Vec<_>>()
-    };
-    assert_eq!(seen(&["value.converter=io.debezium.converters.BinaryDataConverter\n"]), [""; 0]);
-    assert_eq!(seen(&["value.converter=org.apache.kafka.connect.converters.ByteArrayConverter\n"]), [""; 0]);
-    assert_eq!(seen(&[JSON]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN]), [""; 0]);
-    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), ["transforms.o.table.expand.json.payload"]);
-    assert_eq!(seen(&[JSON, EXPAND]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN, ENVELOPE]), [""; 0]);
-    assert_eq!(seen(&[JSON, ENVELOPE]), ["value.converter"]);
-    assert_eq!(seen(&["value.converter=StringConverter\n", EXPAND]), ["transforms.o.table.expand.json.payload"]);
-    assert_eq!(seen(&["value.converter=io.confluent.connect.avro.AvroConverter\n"]), ["value.converter"]);
-    assert_eq!(seen(&["value.converter=StringConverter\n", "header.converter=JsonConverter\n"]), ["header.converter"]);
+        told.push_str(&format!("{lines}\n"));
+        let added = listed(import.left.iter().filter(|left| !before.left.contains(left)));
+        added.lines().for_each(|line| told.push_str(&format!("    {line}\n")));
+    }
+    assert_told("options", &told);
 }
 
 #[test]
@@ -454,73 +209,6 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
     assert_eq!(login("${env:KAFKA_USER}"), None);
 }
 
-#[test]
-fn an_option_that_changes_records_is_not_without_effect() {
-    const PLACEMENT: &str = "transforms.o.table.fields.additional.placement";
-    for (line, option, effect) in [
-        (
-            "value.converter=JsonConverter\nvalue.converter.decimal.format=numeric",
-            "value.converter.decimal.format",
-            Effect::MayDiffer,
-        ),
-        ("key.converter.converter.encoding=ISO-8859-1", "key.converter.converter.encoding", Effect::Differs),
-        ("value.converter.some.other=x", "value.converter.some.other", Effect::MayDiffer),
-        ("key.converter=ByteArrayConverter", "key.converter", Effect::Differs),
-        (
-            "header.converter=StringConverter\ntransforms.o.table.fields.additional.placement=tags:header",
-            "header.converter",
-            Effect::MayDiffer,
-        ),
-        (
-            "value.converter=BinaryDataConverter\nvalue.converter.delegate.converter.type=JsonConverter",
-            "value.converter",
-            Effect::MayDiffer,
-        ),
-        ("table.include.list=Sales.Outbox", "table.include.list", Effect::ToDo),
-        ("lsn.flush.mode=manual", "lsn.flush.mode", Effect::ToDo),
-        ("slot.stream.params=origin=none", "slot.stream.params", Effect::MayDiffer),
-        ("include.unknown.datatypes=true", "include.unknown.datatypes", Effect::MayDiffer),
-        ("include.schema.comments=true", "include.schema.comments", Effect::MayDiffer),
-        ("heartbeat.action.query=insert into x values (1)", "heartbeat.action.query", Effect::ToDo),
-        ("notification.enabled.channels=sink", "notification.enabled.channels", Effect::ToDo),
-        ("internal.what.ever=1", "internal.what.ever", Effect::MayDiffer),
-        ("transforms.mask.fields=a", "transforms.mask.fields", Effect::Differs),
-        ("predicates.p.type=x", "predicates.p.type", Effect::MayDiffer),
-        (
-            "transforms.o.table.fields.additional.placement=a:envelope\ntransforms.o.table.expand.json.payload=true\n\
-             transforms.o.table.field.event.schema.version=version",
-            "transforms.o.table.field.event.schema.version",
-            Effect::MayDiffer,
-        ),
-        ("transforms.o.table.field.event.payload.id=x", "transforms.o.table.field.event.payload.id", Effect::MayDiffer),
-        (
-            "transforms.o.table.json.payload.empty.array.behavior=optional_string",
-            "transforms.o.table.json.payload.empty.array.behavior",
-            Effect::MayDiffer,
-        ),
-        (
-            "transforms.o.table.field.additional.missing=ignore",
-            "transforms.o.table.field.additional.missing",
-            Effect::ToDo,
-        ),
-        ("transforms.o.table.fields.additional.placement=:header", PLACEMENT, Effect::Differs),
-        ("transforms.o.table.fields.additional.placement=a:HEADER,b:header:x:y", PLACEMENT, Effect::Differs),
-        ("transforms.o.table.fields.additional.placement=a:nowhere", PLACEMENT, Effect::Differs),
-    ] {
-        assert!(left(&with(line)).contains(&(option, effect)), "{line}");
-    }
-    for line in [
-        "value.converter=JsonConverter\nvalue.converter.decimal.format=base64",
-        "value.converter=StringConverter\nvalue.converter.decimal.format=NUMERIC",
-        "lsn.flush.mode=connector_and_driver",
-        "transforms.o.table.json.payload.empty.array.behavior=ignore",
-        "value.converter.delegate.converter.type.schemas.enable=false",
-    ] {
-        let (option, _) = line.lines().last().unwrap().split_once('=').unwrap();
-        assert!(!left(&with(line)).iter().any(|(listed, _)| *listed == option), "{line}");
-    }
-}
-
 /// A table of the database: each column with its type, a modifier and a default.
 fn found(name: &str, columns: &[(&str, &str, i32, Option<&str>)]) -> Found {
     let columns = columns.iter().map(|(name, base, type_modifier, default)| {
@@ -551,140 +239,74 @@ fn outbox(name: &str, key: &str, payload: &str) -> Found {
 }
 
 #[test]
-fn tables_of_the_database_become_outboxes_and_their_types_are_known() {
-    const DELEGATED: &str = "value.converter=io.debezium.converters.BinaryDataConverter\n\
+fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count() {
+    const BASE: &str = "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
+                        transforms.o.type=io.debezium.transforms.outbox.EventRouter\ntable.include.list=a.o, b.o\n";
+    const TEXT: &str = "key.converter=StringConverter\nvalue.converter=StringConverter\n";
+    const DELEGATED: &str = "key.converter=StringConverter\nvalue.converter=BinaryDataConverter\n\
                              value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter\n\
                              value.converter.delegate.converter.type.schemas.enable=false\n";
-    const TEXT: &str = "value.converter=StringConverter\n";
-    let with = |more: &str, tables: &[Found]| {
-        let text = format!(
-            "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
-             transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n{more}"
-        );
-        let import = |list: &str| Connector::read("c.properties", &format!("{text}\n{list}")).unwrap().import(tables);
-        let pattern =
-            import("table.include.list=.*o").left.into_iter().find(|left| left.option == "table.include.list");
-        assert!(pattern.unwrap().why.contains("created later"));
-        let import = import("table.include.list=a.o, b.o");
-        let config = config(&import);
-        let seen = import.left.iter().filter(|left| left.effect.is_seen()).map(|left| left.option.clone());
-        let outbox = config.outboxes.last().unwrap();
-        let ValueConfig::Template(value) = &outbox.route.value else { panic!("{}", import.toml) };
-        let key = outbox.route.key.as_ref().unwrap().source().to_owned();
-        let tables: Vec<_> = config.outboxes.iter().map(|outbox| outbox.source.to_string()).collect();
-        (tables.join(" "), key, value.source().to_owned(), seen.collect::<Vec<_>>().join(" "))
-    };
-    let named = |text: &str| text.to_owned();
-    for (more, tables, wanted) in [
-        (
-            TEXT,
-            vec![outbox("a.outbox", "uuid", "jsonb"), outbox("b.\"Out Box\"", "text", "text")],
-            ("a.outbox b.\"Out Box\"", "{aggregateid}", "{payload}", ""),
-        ),
-        (
-            TEXT,
-            vec![outbox("a.o", "float8", "bool")],
-            ("a.o", "{aggregateid|connect}", "{payload|connect}", "table.include.list"),
-        ),
-        (
-            TEXT,
-            vec![outbox("a.o", "numeric", "_text")],
-            ("a.o", "{aggregateid|connect}", "{payload|connect}", "key.converter value.converter"),
-        ),
-        (DELEGATED, vec![outbox("a.o", "text", "bytea")], ("a.o", "{aggregateid}", "{payload}", "")),
-        (
-            DELEGATED,
-            vec![outbox("a.o", "text", "jsonb")],
-            ("a.o", "{aggregateid}", "{payload|connect('json')|default('null')}", ""),
-        ),
-        (
-            DELEGATED,
-            vec![outbox("a.o", "text", "bytea"), outbox("b.o", "text", "jsonb")],
-            ("a.o b.o", "{aggregateid}", "{payload}", "value.converter"),
-        ),
-        (
-            "value.converter=JsonConverter\nvalue.converter.schemas.enable=false\n\
-             value.converter.decimal.format=NUMERIC",
-            vec![outbox("a.o", "text", "numeric")],
-            ("a.o", "{aggregateid}", "{payload|connect|json|default('null')}", ""),
-        ),
-        (
-            "value.converter=JsonConverter\nvalue.converter.schemas.enable=false\n\
-             value.converter.decimal.format=NUMERIC",
-            vec![outbox("a.o", "text", "numeric"), outbox("b.o", "text", "int4")],
-            ("a.o b.o", "{aggregateid}", "{payload|connect('json')|default('null')}", "value.converter.decimal.format"),
-        ),
-        (
-            "value.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC",
-            vec![outbox("a.o", "text", "numeric")],
-            ("a.o", "{aggregateid}", "{payload|connect('schema')}", "value.converter.decimal.format"),
-        ),
-    ] {
-        let (tables_of, key, value, seen) = wanted;
-        assert_eq!(with(more, &tables), (named(tables_of), named(key), named(value), named(seen)), "{more}");
-    }
-    let with_default = |sql: Option<&str>| {
-        let mut table = outbox("a.o", "text", "jsonb");
-        table.table.columns.iter_mut().for_each(|column| {
-            column.default = sql.filter(|_| column.name == "payload").map(str::to_owned);
-        });
-        with(TEXT, &[table]).3
-    };
-    assert_eq!(with_default(Some("'{}'::jsonb")), "table.include.list");
-    assert_eq!(with_default(Some("NULL::jsonb")), "");
-    assert_eq!(with_default(None), "");
-}
-
-#[test]
-fn what_debezium_makes_of_a_columns_type_is_listed_by_column() {
-    const OPTIONS: &str = "connector.class=PostgresConnector\nplugin.name=pgoutput\nextended.headers.enabled=false\ntransforms=o\n\
-                           transforms.o.type=io.debezium.transforms.outbox.EventRouter\ntable.include.list=a.o\n\
-                           key.converter=JsonConverter\nvalue.converter=JsonConverter\nvalue.converter.schemas.enable=false\n";
-    let with = |key: &str, change: fn(&mut catalog::Column), more: &str| {
+    const DIGITS: &str =
+        "key.converter=StringConverter\nvalue.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC\n";
+    const PLAIN: &str = "value.converter.schemas.enable=false\n";
+    const SCHEMA: &str =
+        "key.converter=JsonConverter\nvalue.converter=JsonConverter\nvalue.converter.schemas.enable=false\n";
+    let plain_digits = format!("{DIGITS}{PLAIN}");
+    let timestamp = format!("{SCHEMA}transforms.o.table.field.event.timestamp=aggregateid\n");
+    let changed = |key: &str, of: &str, change: &dyn Fn(&mut catalog::Column)| {
         let mut table = outbox("a.o", key, "jsonb");
-        table.table.columns.iter_mut().filter(|column| column.name == "aggregateid").for_each(change);
-        let import = Connector::read("c.properties", &format!("{OPTIONS}{more}")).unwrap().import(&[table]);
-        let outbox = config(&import).outboxes.remove(0);
-        let is_of_column = |left: &&Left| {
-            matches!(left.option.as_str(), "table.include.list" | "key.converter") || left.option.ends_with("timestamp")
-        };
-        let left = import.left.iter().filter(is_of_column).map(|left| (left.option.clone(), left.effect));
-        (outbox.route.key.unwrap().source().to_owned(), left.collect::<Vec<_>>())
+        table.table.columns.iter_mut().filter(|column| column.name == of).for_each(change);
+        vec![table]
     };
-    const NOTHING: fn(&mut catalog::Column) = |_| ();
-    const AS_ARRAY: fn(&mut catalog::Column) = |column| column.base.category = "A".to_owned();
-    let listed = |effects: &[Effect]| {
-        effects.iter().map(|effect| ("table.include.list".to_owned(), *effect)).collect::<Vec<_>>()
+    let payload_default = |sql: &str| changed("text", "payload", &|column| column.default = Some(sql.to_owned()));
+    let array = |key: &str| changed(key, "aggregateid", &|column| column.base.category = "A".to_owned());
+    let import = |more: &str, tables: &[Found]| {
+        Connector::read("c.properties", &format!("{BASE}{more}")).unwrap().import(tables)
     };
-    for (key, change, wanted) in [
-        ("text", NOTHING, listed(&[])),
-        ("numeric", NOTHING, listed(&[Effect::ToDo])),
-        ("timetz", NOTHING, listed(&[Effect::MayDiffer])),
-        ("pg_lsn", NOTHING, listed(&[Effect::Differs])),
-        ("name", NOTHING, listed(&[Effect::Differs])),
-        ("_text", AS_ARRAY, listed(&[Effect::ToDo])),
-        ("_price", AS_ARRAY, listed(&[Effect::Differs])),
-        ("_timestamptz", AS_ARRAY, listed(&[Effect::ToDo, Effect::MayDiffer])),
+    let mut told = String::new();
+    for (more, tables) in [
+        (TEXT, vec![outbox("a.outbox", "uuid", "jsonb"), outbox("b.\"Out Box\"", "text", "text")]),
+        (TEXT, vec![outbox("a.o", "float8", "bool")]),
+        (TEXT, vec![outbox("a.o", "numeric", "_text")]),
+        (TEXT, payload_default("'{}'::jsonb")),
+        (TEXT, payload_default("NULL::jsonb")),
+        (DELEGATED, vec![outbox("a.o", "text", "bytea")]),
+        (DELEGATED, vec![outbox("a.o", "text", "jsonb")]),
+        (DELEGATED, vec![outbox("a.o", "text", "bytea"), outbox("b.o", "text", "jsonb")]),
+        (&plain_digits, vec![outbox("a.o", "text", "numeric")]),
+        (&plain_digits, vec![outbox("a.o", "text", "numeric"), outbox("b.o", "text", "int4")]),
+        (DIGITS, vec![outbox("a.o", "text", "numeric")]),
+        (SCHEMA, vec![outbox("a.o", "text", "jsonb")]),
+        (SCHEMA, vec![outbox("a.o", "numeric", "jsonb")]),
+        (SCHEMA, vec![outbox("a.o", "timetz", "jsonb")]),
+        (SCHEMA, vec![outbox("a.o", "pg_lsn", "jsonb")]),
+        (SCHEMA, array("_text")),
+        (SCHEMA, array("_price")),
+        (SCHEMA, array("_timestamptz")),
+        (SCHEMA, changed("text", "aggregateid", &|column| column.not_null = true)),
+        (SCHEMA, changed("text", "aggregateid", &|column| column.default = Some("'x'::text".to_owned()))),
+        (SCHEMA, changed("text", "aggregateid", &|column| column.base.category = "E".to_owned())),
+        (&timestamp, vec![outbox("a.o", "timestamp", "jsonb")]),
+        (&timestamp, vec![outbox("a.o", "timestamptz", "jsonb")]),
     ] {
-        let (template, mut left) = with(key, change, "");
-        left.retain(|(option, _)| option == "table.include.list");
-        assert_eq!((template.as_str(), left), ("{aggregateid|connect('schema')}", wanted), "{key}");
+        let (import, before) = (import(more, &tables), import(more, &[]));
+        let config = config(&import);
+        let names = tables.iter().map(|found| {
+            let types = found.table.columns.iter().map(|column| column.base.name.as_str());
+            format!("{} ({})", found.name, types.collect::<Vec<_>>().join(" "))
+        });
+        told.push_str(&format!("{more}{}\n", names.collect::<Vec<_>>().join(", ")));
+        assert_eq!(config.outboxes.len(), tables.len());
+        let (_, key, _) = templates(&config);
+        told.push_str(&format!("    key {}, value {}\n", key.unwrap_or_default(), value(&config)[0].1));
+        let added = listed(import.left.iter().filter(|left| !before.left.contains(left)));
+        added.lines().for_each(|line| told.push_str(&format!("    {line}\n")));
     }
-    let (template, left) = with("text", |column| column.not_null = true, "");
-    assert_eq!((template.as_str(), left.len()), ("{aggregateid|connect('schema', 'required')}", 0));
-    for lacking in [
-        |column: &mut catalog::Column| column.default = Some("'x'::text".to_owned()),
-        |column: &mut catalog::Column| {
-            column.base.category = "E".to_owned();
-        },
-    ] {
-        assert!(with("text", lacking, "").1.contains(&("key.converter".to_owned(), Effect::MayDiffer)));
-    }
-    let timestamp = "transforms.o.table.field.event.timestamp";
-    for (key, effect) in [("timestamp", Effect::ToDo), ("timestamptz", Effect::MayDiffer)] {
-        let left = with(key, NOTHING, &format!("{timestamp}=aggregateid")).1;
-        assert!(left.contains(&(timestamp.to_owned(), effect)), "{left:?}");
-    }
+    assert_told("types", &told);
+    let import = Connector::read("c.properties", &format!("{BASE}{TEXT}table.include.list=.*o")).unwrap();
+    let left = import.import(&[outbox("a.o", "text", "jsonb")]).left;
+    let pattern = left.iter().find(|left| left.option == "table.include.list").unwrap();
+    assert!(pattern.why.contains("created later"));
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use serde::Serialize;
 
 use super::words::{self, Name};
+use crate::config::name::quoted;
 use crate::postgres::catalog::{Column, Form};
-use crate::postgres::quote::{quote_literal, quoted};
+use crate::postgres::quote::quote_literal;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ColumnUse {
     pub column: String,
-    /// Its type in SQL.
     #[serde(rename = "type")]
     pub type_name: String,
     /// Its uses; empty if it is not used.
@@ -45,17 +45,15 @@ impl Role {
     }
 }
 
-/// A column and its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Guess<'t> {
     pub(super) role: Role,
     pub(super) column: &'t Column,
     pub(super) why: String,
-    /// Advice for the comment in the file.
-    pub(super) remarks: Vec<String>,
+    /// Advice for the comment in the file, with a blank before each sentence.
+    pub(super) remarks: String,
 }
 
-/// The use that no column fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
     Id,
@@ -72,8 +70,8 @@ pub(super) struct Guesses<'t> {
 
 const BY_NAME: &str = "by its name";
 
-/// The column with the time of the row.
-pub(super) fn written_at(columns: &[Column]) -> Option<&Column> {
+/// The column with the time of each row, for tables whose id is not a number.
+pub(crate) fn ordering(columns: &[Column]) -> Option<&Column> {
     let is_time = |column: &&Column| column.is_timestamp();
     let ranked = columns.iter().filter(is_time);
     let ranked = ranked.filter_map(|column| Some((Name::of(&column.name).rank(words::WRITTEN_AT)?, column)));
@@ -114,7 +112,6 @@ impl<'t> Guesses<'t> {
         columns.iter().map(column_use).collect()
     }
 
-    /// Unused columns by reason.
     pub(super) fn unused(&self) -> Vec<(&'static str, Vec<&'t str>)> {
         let mut unused: Vec<(&'static str, Vec<&'t str>)> = Vec::new();
         for (column, _) in &self.columns {
@@ -140,11 +137,10 @@ impl<'t> Guesses<'t> {
     }
 
     fn take(&mut self, role: Role, column: &'t Column, why: impl Into<String>, remarks: &[(bool, &str)]) {
-        let remarks = remarks.iter().filter(|(holds, _)| *holds).map(|(_, remark)| (*remark).to_owned()).collect();
+        let remarks = remarks.iter().filter(|(holds, _)| *holds).map(|(_, remark)| format!(" {remark}")).collect();
         self.all.push(Guess { role, column, why: why.into(), remarks });
     }
 
-    /// Columns of the stream without a use.
     fn free(&self) -> impl Iterator<Item = (&'t Column, &Name)> {
         let taken = |column: &Column| self.all.iter().any(|guess| guess.column == column);
         self.columns
@@ -153,7 +149,6 @@ impl<'t> Guesses<'t> {
             .map(|(column, name)| (*column, name))
     }
 
-    /// The free column that is first in `list`.
     fn named(&self, list: &str, fits: impl Fn(&Column) -> bool) -> Option<&'t Column> {
         let fitting = self.free().filter(|(column, _)| fits(column));
         let ranked = fitting.filter_map(|(column, name)| Some((name.rank(list)?, column)));
@@ -315,7 +310,7 @@ impl<'t> Guesses<'t> {
     fn timestamp(&mut self) {
         let written = self.named(words::WRITTEN_AT, |column| column.is_timestamp());
         let Some(column) = written else { return };
-        let named_utc = self.columns.iter().any(|(other, name)| *other == column && name.is_utc());
+        let named_utc = self.columns.iter().any(|(other, name)| *other == column && name.is_utc);
         if column.form() == Form::Timestamptz {
             self.take(Role::Timestamp, column, BY_NAME, &[]);
         } else if named_utc {
@@ -352,7 +347,6 @@ const STATUS: &str = "status state";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Marked {
-    /// The described columns of both.
     pub(super) columns: String,
     /// True for rows that were not published.
     pub(super) pending: String,
@@ -371,17 +365,17 @@ pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     let flag = columns.iter().filter(is_flag).find(|column| named(column, DONE));
     let (first, pending, set) = match (status, flag) {
         (Some((column, text)), _) => {
-            let (name, done) = (sql_name(&column.name), in_the_case_of(&text, "published"));
+            let (name, done) = (quoted(&column.name), in_the_case_of(&text, "published"));
             let (text, done) = (quote_literal(&text).ok()?, quote_literal(&done).ok()?);
             (Some(column), format!("{name} = {text}"), Some(format!("{name} = {done}")))
         }
         (None, Some(column)) => {
-            let name = sql_name(&column.name);
+            let name = quoted(&column.name);
             (Some(column), format!("not {name}"), Some(format!("{name} = true")))
         }
-        (None, None) => (None, format!("{} is null", sql_name(&at?.name)), None),
+        (None, None) => (None, format!("{} is null", quoted(&at?.name)), None),
     };
-    let stamp = at.map(|column| format!("{} = now()", sql_name(&column.name)));
+    let stamp = at.map(|column| format!("{} = now()", quoted(&column.name)));
     let described: Vec<String> = first.into_iter().chain(at).map(Column::described).collect();
     let mark: Vec<String> = set.into_iter().chain(stamp).collect();
     Some(Marked { columns: described.join("; "), pending, mark: mark.join(", ") })
@@ -403,10 +397,4 @@ fn in_the_case_of(known: &str, word: &str) -> String {
         }
         (false, _) => word.to_owned(),
     }
-}
-
-fn sql_name(name: &str) -> String {
-    let is_plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit());
-    let starts = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
-    if is_plain && starts { name.to_owned() } else { quoted(name) }
 }

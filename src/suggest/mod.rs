@@ -9,10 +9,11 @@ mod words;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-pub(crate) use guess::ColumnUse;
+pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
 use crate::config::TableName;
+use crate::config::model::HEADERS;
 use crate::config::written::Draft;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Form};
@@ -28,7 +29,6 @@ pub(crate) struct Known {
     /// If it is not the slot's default.
     pub publication: Option<String>,
     pub brokers: Option<String>,
-    /// Why `setup` refuses the table, if it does.
     pub refused: Option<String>,
     /// Why `setup --add-xid-column` does, if it does.
     pub no_xid_column: Option<String>,
@@ -38,13 +38,11 @@ pub(crate) struct Known {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Suggestion {
     pub toml: String,
-    /// All columns of the table, in order.
     pub columns: Vec<ColumnUse>,
     /// What the operator has to know before the next step.
     pub warnings: Vec<String>,
 }
 
-/// Makes a configuration for `table` with these `columns`.
 pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
     let mut warnings: Vec<String> = known.refused.iter().chain(&known.no_xid_column).cloned().collect();
@@ -52,11 +50,6 @@ pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> R
         warnings.push("no column names what an event is about: records have no key, and so no order".to_owned());
     }
     Ok(Suggestion { toml: toml(table, columns, &guesses, known), columns: guesses.column_uses(columns), warnings })
-}
-
-/// The column with the time of each row, for tables whose id is not a number.
-pub(crate) fn ordering(columns: &[Column]) -> Option<&Column> {
-    guess::written_at(columns)
 }
 
 fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
@@ -86,8 +79,6 @@ fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
     Error::new(Kind::Publication, cause.replace(char::is_control, " ")).remedy(remedy)
 }
 
-/// Characters of a line of comments.
-const WIDTH: usize = 98;
 /// The publication's name is longer by `walrelay_`.
 const SLOT_BYTES_MAX: usize = 54;
 /// Bytes of the number in the slot's name, of two digits each.
@@ -97,192 +88,155 @@ const TOPIC_BYTES_MAX: usize = 200;
 const BROKERS: &str = "localhost:9092";
 
 fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, known: &Known) -> String {
-    let mut file = File { draft: Draft::default() };
-    file.source(table, known);
-    file.columns(guesses);
-    file.published(columns, known);
-    file.route(table, guesses);
-    file.headers(guesses);
+    let mut draft = Draft::default();
+    source(&mut draft, table, known);
+    identity(&mut draft, guesses);
+    published(&mut draft, columns, known);
+    route(&mut draft, table, guesses);
+    headers(&mut draft, guesses);
     match &known.brokers {
-        Some(brokers) => file.draft.set("kafka.brokers", brokers),
+        Some(brokers) => draft.set("kafka.brokers", brokers),
         None => {
-            file.note("kafka.brokers", "SET THIS: where Kafka is cannot be guessed.");
-            file.draft.set("kafka.brokers", BROKERS);
+            draft.note("kafka.brokers", "SET THIS: where Kafka is cannot be guessed.");
+            draft.set("kafka.brokers", BROKERS);
         }
     }
-    file.draft.toml(&heading(table))
-}
-
-fn heading(table: &TableName) -> String {
-    let text = format!(
+    draft.toml(&format!(
         "Suggested by `walrelay config init` for table {table}. What each line was guessed from is above it: read them all, \
          and change what is wrong. docs/reference/templates.md has what else a route can do."
+    ))
+}
+
+fn source(draft: &mut Draft, table: &TableName, known: &Known) {
+    match &known.database_url {
+        Some(url) => draft.set("database.url", url),
+        None => draft.note(
+            "database.url",
+            "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.",
+        ),
+    }
+    match &known.slot {
+        Some(slot) => draft.set("slot.name", slot),
+        None => {
+            draft.note("slot.name", "Made of the table's name. One relay per slot.");
+            draft.set("slot.name", &slot(table));
+        }
+    }
+    if let Some(publication) = &known.publication {
+        draft.set("slot.publication", publication);
+    }
+    draft.set("outbox.table", &table.to_string());
+}
+
+fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
+    let unused = guesses.unused();
+    if !unused.is_empty() {
+        let text = unused.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
+        draft.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
+    }
+    for (role, setting, what) in
+        [(Role::Id, "outbox.columns.id", "the event's id"), (Role::Payload, "outbox.columns.payload", "the payload")]
+    {
+        for guess in guesses.with(role) {
+            draft.note(setting, &comment(guess, what));
+            draft.set(setting, &guess.column.name);
+        }
+    }
+}
+
+/// The settings that tell which rows are published, after a loss of the slot.
+fn published(draft: &mut Draft, columns: &[Column], known: &Known) {
+    for refusal in known.refused.iter().chain(&known.no_xid_column) {
+        draft.note("outbox.table", refusal);
+    }
+    if known.no_xid_column.is_none() && !columns.iter().any(Column::tells_transaction) {
+        let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
+                    polling needs: should the slot be lost, exactly what was not published is read from the table.";
+        draft.note("outbox.table", text);
+    }
+    let Some(marked) = guess::marked(columns) else { return };
+    let text = format!(
+        "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
+         application, and UPDATE on the table. docs/how-to/upkeep.md:",
+        marked.columns
     );
-    wrapped(&text).join("\n")
+    draft.note("outbox.pending", &text);
+    draft.propose("outbox.pending", &marked.pending);
+    draft.propose("outbox.mark", &marked.mark);
 }
 
-struct File {
-    draft: Draft,
-}
-
-impl File {
-    fn note(&mut self, path: &'static str, text: &str) {
-        for line in wrapped(text) {
-            self.draft.note(path, &line);
+fn route(draft: &mut Draft, table: &TableName, guesses: &Guesses<'_>) {
+    let kind = guesses.with(Role::AggregateType).next();
+    match (kind, guesses.with(Role::Topic).next()) {
+        (Some(guess), _) => {
+            draft.note("route.topic", &comment(guess, "the aggregate's type"));
+            let topic = format!("outbox.event.{}", Template::written(&guess.column.name, "|topic"));
+            draft.set("route.topic", &topic);
+        }
+        (None, Some(guess)) => {
+            draft.note("route.topic", &comment(guess, "the topic"));
+            draft.set("route.topic", &Template::written(&guess.column.name, "|topic"));
+        }
+        (None, None) => {
+            let text = "No column says where events go, so all go to one topic, made of the table's name: put the one your \
+                        consumers know.";
+            draft.note("route.topic", text);
+            draft.set("route.topic", &topic(table));
         }
     }
-
-    fn source(&mut self, table: &TableName, known: &Known) {
-        match &known.database_url {
-            Some(url) => self.draft.set("database.url", url),
-            None => self.note(
-                "database.url",
-                "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.",
-            ),
+    match guesses.with(Role::Key).next() {
+        Some(guess) => {
+            draft.note("route.key", &comment(guess, "the key"));
+            draft.set("route.key", &Template::written(&guess.column.name, ""));
         }
-        match &known.slot {
-            Some(slot) => self.draft.set("slot.name", slot),
-            None => {
-                self.note("slot.name", "Made of the table's name. One relay per slot.");
-                self.draft.set("slot.name", &slot(table));
-            }
-        }
-        if let Some(publication) = &known.publication {
-            self.draft.set("slot.publication", publication);
-        }
-        self.draft.set("outbox.table", &table.to_string());
-    }
-
-    fn columns(&mut self, guesses: &Guesses<'_>) {
-        let unused = guesses.unused();
-        if !unused.is_empty() {
-            let text = unused.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
-            self.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
-        }
-        for (role, setting, what) in [
-            (Role::Id, "outbox.columns.id", "the event's id"),
-            (Role::Payload, "outbox.columns.payload", "the payload"),
-        ] {
-            for guess in guesses.with(role) {
-                self.guessed(setting, guess, what);
-                self.draft.set(setting, &guess.column.name);
-            }
+        None => {
+            let text = "No column names what an event is about: records have no key, and so NO ORDER. A template over any \
+                        columns gives them one.";
+            draft.note("route.key", text);
+            draft.set("route.key", "");
         }
     }
-
-    /// The settings that tell which rows are published, after a loss of the slot.
-    fn published(&mut self, columns: &[Column], known: &Known) {
-        for refusal in known.refused.iter().chain(&known.no_xid_column) {
-            self.note("outbox.table", refusal);
+    for (role, setting) in [(Role::Partition, "route.partition"), (Role::Timestamp, "route.timestamp")] {
+        for guess in guesses.with(role) {
+            draft.note(setting, &comment(guess, &format!("the record's {}", role.word())));
+            draft.set(setting, &guess.column.name);
         }
-        if known.no_xid_column.is_none() && !columns.iter().any(Column::tells_transaction) {
-            let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
-                        polling needs: should the slot be lost, exactly what was not published is read from the table.";
-            self.note("outbox.table", text);
-        }
-        let Some(marked) = guess::marked(columns) else { return };
+    }
+    if let Some(column) = guesses.written_at {
         let text = format!(
-            "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
-             application, and UPDATE on the table. docs/how-to/upkeep.md:",
-            marked.columns
+            "{}. Without a zone it is no moment, so records have the time they are produced. Where the application \
+             writes UTC, this gives them the row's:",
+            column.described()
         );
-        self.note("outbox.pending", &text);
-        for (setting, sql) in [("outbox.pending", marked.pending), ("outbox.mark", marked.mark)] {
-            let key = setting.rsplit('.').next().unwrap_or_default();
-            self.draft.note(setting, &format!("{key} = {}", toml::Value::from(sql)));
-        }
+        draft.note("route.timestamp", &text);
+        draft.propose("route.timestamp", &column.name);
     }
+}
 
-    fn route(&mut self, table: &TableName, guesses: &Guesses<'_>) {
-        let kind = guesses.with(Role::AggregateType).next();
-        match (kind, guesses.with(Role::Topic).next()) {
-            (Some(guess), _) => {
-                self.guessed("route.topic", guess, "the aggregate's type");
-                let topic = format!("outbox.event.{}", field(guess.column, "|topic"));
-                self.draft.set("route.topic", &topic);
-            }
-            (None, Some(guess)) => {
-                self.guessed("route.topic", guess, "the topic");
-                self.draft.set("route.topic", &field(guess.column, "|topic"));
-            }
-            (None, None) => {
-                let text = "No column says where events go, so all go to one topic, made of the table's name: put the one your \
-                            consumers know.";
-                self.note("route.topic", text);
-                self.draft.set("route.topic", &topic(table));
-            }
+fn headers(draft: &mut Draft, guesses: &Guesses<'_>) {
+    for guess in guesses.with(Role::Header) {
+        let mut text = comment(guess, "a header");
+        if guess.column.form() == Form::Json {
+            text.push_str(&format!(
+                " All of it in one; {} would be one of its members, and headers_from = '{}' above makes a header of each.",
+                Template::written(&guess.column.name, ".member"),
+                Template::written(&guess.column.name, "")
+            ));
         }
-        match guesses.with(Role::Key).next() {
-            Some(guess) => {
-                self.guessed("route.key", guess, "the key");
-                self.draft.set("route.key", &field(guess.column, ""));
-            }
-            None => {
-                let text = "No column names what an event is about: records have no key, and so NO ORDER. A template over any \
-                            columns gives them one.";
-                self.note("route.key", text);
-                self.draft.set("route.key", "");
-            }
-        }
-        for (role, setting) in [(Role::Partition, "route.partition"), (Role::Timestamp, "route.timestamp")] {
-            for guess in guesses.with(role) {
-                self.guessed(setting, guess, &format!("the record's {}", role.word()));
-                self.draft.set(setting, &guess.column.name);
-            }
-        }
-        if let Some(column) = guesses.written_at {
-            let text = format!(
-                "{}. Without a zone it is no moment, so records have the time they are produced. Where the application \
-                 writes UTC, this gives them the row's:",
-                column.described()
-            );
-            self.note("route.timestamp", &text);
-            self.draft.note("route.timestamp", &format!("timestamp = {}", toml::Value::from(column.name.as_str())));
-        }
-    }
-
-    fn headers(&mut self, guesses: &Guesses<'_>) {
-        for guess in guesses.with(Role::Header) {
-            let mut text = comment(guess, "a header");
-            if guess.column.form() == Form::Json {
-                text.push_str(&format!(
-                    " All of it in one; {} would be one of its members, and headers_from = '{}' above makes a header of each.",
-                    field(guess.column, ".member"),
-                    field(guess.column, "")
-                ));
-            }
-            for line in wrapped(&text) {
-                self.draft.note_header(&line);
-            }
-            // No two columns share a name.
-            self.draft.header(&header(&guess.column.name), &field(guess.column, ""));
-        }
-    }
-
-    fn guessed(&mut self, path: &'static str, guess: &Guess<'_>, what: &str) {
-        self.note(path, &comment(guess, what));
+        draft.note("route.headers.*", &text);
+        // No two columns share a name.
+        draft.named(HEADERS, &header(&guess.column.name), &Template::written(&guess.column.name, ""));
     }
 }
 
 fn comment(guess: &Guess<'_>, what: &str) -> String {
-    let mut text = format!("{}. Taken for {what}: {}.", guess.column.described(), guess.why);
-    for remark in &guess.remarks {
-        text.push(' ');
-        text.push_str(remark);
-    }
-    text
+    format!("{}. Taken for {what}: {}.{}", guess.column.described(), guess.why, guess.remarks)
 }
 
 /// W3C's names are in small letters, whatever the column's are: <https://www.w3.org/TR/trace-context/#traceparent-header>
 fn header(column: &str) -> String {
     let small = column.to_lowercase();
     if matches!(small.as_str(), "traceparent" | "tracestate" | "baggage") { small } else { column.to_owned() }
-}
-
-fn field(column: &Column, functions: &str) -> String {
-    let plain = Template::column(&column.name);
-    let inside = plain.source().strip_suffix('}').unwrap_or_default();
-    format!("{inside}{functions}}}")
 }
 
 /// `public` is left out: most slots serve that schema.
@@ -314,20 +268,6 @@ fn topic(table: &TableName) -> String {
     let name = named(table, ".");
     let name: String = name.chars().map(|c| if allowed(c) { c } else { '_' }).take(TOPIC_BYTES_MAX).collect();
     format!("outbox.event.{name}")
-}
-
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDTH => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

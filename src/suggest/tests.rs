@@ -57,6 +57,14 @@ fn config(suggestion: &Suggestion) -> Config {
     config.unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml))
 }
 
+/// Compares with the snapshot `name` in `tests/golden`.
+fn assert_told(name: &str, told: &str) {
+    let path = "../../tests/golden";
+    insta::with_settings!({ snapshot_path => path, prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!(name, told);
+    });
+}
+
 /// Id, payload, topic, key, timestamp, headers with blanks between.
 type Route = [String; 6];
 
@@ -74,128 +82,104 @@ fn route(config: &Config) -> Route {
     ]
 }
 
-#[track_caller]
-fn assert_route(table: &str, text: &str, expected: [&str; 6]) {
-    let suggestion = suggested(table, &columns(text)).unwrap();
-    assert_eq!(route(&config(&suggestion)), expected, "{table}:\n{}", suggestion.toml);
-}
-
-#[test]
-fn tables_of_the_field_get_the_route_they_are_meant_for() {
-    // Debezium's.
-    assert_route(
-        "outbox",
-        "id uuid pk, aggregatetype varchar !, aggregateid varchar !, type varchar !, payload jsonb",
-        ["id", "payload", "outbox.event.{aggregatetype|topic}", "{aggregateid}", "", "type"],
-    );
-    // Axon's.
-    assert_route(
+/// Tables of Debezium, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Spatie and Rails, and one of .NET in UTC.
+const TABLES: [(&str, &str); 9] = [
+    ("outbox", "id uuid pk, aggregatetype varchar !, aggregateid varchar !, type varchar !, payload jsonb"),
+    (
         "domain_event_entry",
         "global_index int8 pk, event_identifier varchar ! unique, meta_data bytea, payload bytea !, payload_revision varchar, \
          payload_type varchar !, time_stamp varchar !, aggregate_identifier varchar !, sequence_number int8 !, type varchar",
-        [
-            "event_identifier",
-            "payload",
-            "outbox.event.{type|topic}",
-            "{aggregate_identifier}",
-            "",
-            "payload_type payload_revision",
-        ],
-    );
-    // Eventuate's.
-    assert_route(
+    ),
+    (
         "eventuate.message",
         "id varchar pk, destination text !, headers text !, payload text !, published int2, message_partition int2, \
          creation_time int8",
-        ["id", "payload", "{destination|topic}", "", "", "headers"],
-    );
-    // MassTransit's.
-    assert_route(
+    ),
+    (
         r#""OutboxMessage""#,
         "SequenceNumber int8 pk, EnqueueTime timestamptz, SentTime timestamptz !, Headers text, Properties text, \
          InboxMessageId uuid, OutboxId uuid fk, MessageId uuid !, ContentType varchar !, MessageType text !, Body text !, \
          ConversationId uuid, CorrelationId uuid, InitiatorId uuid, RequestId uuid, DestinationAddress varchar",
-        [
-            "SequenceNumber",
-            "Body",
-            "outbox.event.OutboxMessage",
-            "{CorrelationId}",
-            "EnqueueTime",
-            "MessageType Headers Properties ContentType ConversationId CorrelationId InitiatorId RequestId",
-        ],
-    );
-    // NServiceBus'.
-    assert_route(
+    ),
+    (
         r#""OutboxData""#,
         "Id varchar pk, Dispatched bool !, DispatchedAt timestamp, PersistenceVersion varchar !, Operations jsonb !",
-        ["Id", "Operations", "outbox.event.OutboxData", "", "", ""],
-    );
-    // Spring Modulith's.
-    assert_route(
+    ),
+    (
         "event_publication",
         "id uuid pk, listener_id text !, event_type text !, serialized_event text !, publication_date timestamptz !, \
          completion_date timestamptz, status text, completion_attempts int4, last_resubmission_date timestamptz",
-        ["id", "serialized_event", "outbox.event.event_publication", "", "publication_date", "event_type"],
-    );
-    // Spatie's.
-    assert_route(
+    ),
+    (
         "stored_events",
         "id int8 pk, aggregate_uuid uuid, aggregate_version int8, event_version int2 !, event_class varchar !, \
          event_properties jsonb !, meta_data jsonb !, created_at timestamp !",
-        [
-            "id",
-            "event_properties",
-            "outbox.event.stored_events",
-            "{aggregate_uuid}",
-            "",
-            "event_class aggregate_version event_version meta_data",
-        ],
-    );
-    // Rails'.
-    assert_route(
+    ),
+    (
         "outbox_messages",
         "id int8 pk, messageable_type varchar !, messageable_id int8 !, event_name varchar !, data jsonb !, \
          status varchar !, attempts int4 !, created_at timestamp !, updated_at timestamp !",
-        ["id", "data", "outbox.event.{messageable_type|topic}", "{messageable_id}", "", "event_name"],
-    );
-    // .NET's, in camelCase and in UTC, with a trace.
-    assert_route(
+    ),
+    (
         r#""App"."outboxEvents""#,
         "eventId uuid pk, aggregateType text !, aggregateId uuid !, eventType text !, eventData bytea !, \
          occurredOnUtc timestamp !, traceParent text, tenantId uuid !, processedOnUtc timestamp, error text",
-        [
-            "eventId",
-            "eventData",
-            "outbox.event.{aggregateType|topic}",
-            "{aggregateId}",
-            "occurredOnUtc",
-            "eventType traceparent tenantId",
-        ],
-    );
+    ),
+];
+
+#[test]
+fn tables_of_the_field_are_routed_as_they_are_meant() {
+    let routes = TABLES.map(|(table, columns_of)| {
+        let suggestion = suggested(table, &columns(columns_of)).unwrap();
+        format!("{table}: {}", route(&config(&suggestion)).join(" | "))
+    });
+    assert_told("suggested-routes", &routes.join("\n"));
 }
 
 #[test]
-fn without_an_aggregate_the_key_is_what_keeps_the_most_order() {
-    let key = |text: &str| {
-        let text = format!("id int8 pk, payload text !, {text}");
-        config(&suggested("t", &columns(&text)).unwrap()).outboxes[0]
-            .route
-            .key
-            .as_ref()
-            .map(|key| key.source().to_owned())
-    };
-    let some = |key: &str| Some(key.to_owned());
-    assert_eq!(key("memo uuid ! fk, customer_id uuid"), some("{memo}"));
-    assert_eq!(key("customer_id uuid, order_id uuid !"), some("{order_id}"));
-    assert_eq!(key("tenant_id uuid !, correlation_id text"), some("{tenant_id}"));
-    assert_eq!(key("correlation_id text, lock_id uuid, trace_id text"), some("{correlation_id}"));
-    assert_eq!(key("partition_key text, aggregate_id text !"), some("{partition_key}"));
-    assert_eq!(key("account_no text !, version int4"), some("{account_no}"));
-    assert_eq!(key("sequence_no int8 !, AccountNumber int8"), some("{AccountNumber}"));
-    assert_eq!(key("sequence_no int8 !, phone_number text, event_no int8"), None);
-    assert_eq!(key("aggregate_id bytea !"), some("{aggregate_id}"));
-    assert_eq!(key("order_type text, order_id bytea !"), some("{order_id}"));
-    assert_eq!(key("created_by_id uuid, idempotency_key text, paid bool"), None);
+fn a_column_is_taken_for_what_no_other_fits_better() {
+    // Without an aggregate the key is what keeps the most order.
+    let keys = [
+        "memo uuid ! fk, customer_id uuid",
+        "customer_id uuid, order_id uuid !",
+        "tenant_id uuid !, correlation_id text",
+        "correlation_id text, lock_id uuid, trace_id text",
+        "partition_key text, aggregate_id text !",
+        "account_no text !, version int4",
+        "sequence_no int8 !, AccountNumber int8",
+        "sequence_no int8 !, phone_number text, event_no int8",
+        "aggregate_id bytea !",
+        "order_type text, order_id bytea !",
+        "created_by_id uuid, idempotency_key text, paid bool",
+    ];
+    // The id is what nothing else can have.
+    let ids = [
+        "id int8 part, created_at timestamptz part",
+        "created_at timestamptz part, event_id uuid part",
+        "id int8 pk, event_id uuid !",
+        "id int8 pk, event_id uuid ! unique",
+        "a text, b text ! unique",
+        "aggregate_id uuid !, token uuid !",
+        "id text gen pk, uuid uuid",
+    ];
+    // A payload without a known name is the JSON that is no metadata.
+    let payloads = [
+        "metadata jsonb !, stuff jsonb",
+        "a jsonb, b jsonb !",
+        "event text, blob bytea",
+        "event text, note text",
+        "payload text gen, event_body xml",
+        "hash bytea, order_document xml",
+        "aggregate_id bytea !, sender_id bytea !, blob bytea",
+    ];
+    let keys = keys.map(|text| format!("id int8 pk, payload text !, {text}"));
+    let ids = ids.map(|text| format!("{text}, payload json"));
+    let payloads = payloads.map(|text| format!("id int8 pk, {text}"));
+    let told = keys.iter().chain(&ids).chain(&payloads).map(|text| {
+        let [id, payload, _, key, ..] = route(&config(&suggested("t", &columns(text)).unwrap()));
+        format!("{text}: id {id}, payload {payload}, key {key}\n")
+    });
+    assert_told("suggested-columns", &told.collect::<String>());
 }
 
 #[test]
@@ -224,34 +208,6 @@ fn what_setup_refuses_is_in_the_file_and_a_warning() {
     assert_eq!(suggestion.warnings, ["setup refuses it", "no column can be added"]);
     assert!(suggestion.toml.contains("# setup refuses it\n# no column can be added\n"), "{}", suggestion.toml);
     assert!(!suggestion.toml.contains("--add-xid-column"), "{}", suggestion.toml);
-}
-
-#[test]
-fn the_id_is_what_nothing_else_can_have() {
-    let id = |text: &str| {
-        config(&suggested("t", &columns(&format!("{text}, payload json"))).unwrap()).outboxes[0].id.clone()
-    };
-    assert_eq!(id("id int8 part, created_at timestamptz part"), "id");
-    assert_eq!(id("created_at timestamptz part, event_id uuid part"), "event_id");
-    assert_eq!(id("id int8 pk, event_id uuid !"), "id");
-    assert_eq!(id("id int8 pk, event_id uuid ! unique"), "event_id");
-    assert_eq!(id("a text, b text ! unique"), "b");
-    assert_eq!(id("aggregate_id uuid !, token uuid !"), "token");
-    assert_eq!(id("id text gen pk, uuid uuid"), "uuid");
-}
-
-#[test]
-fn a_payload_without_a_known_name_is_the_json_that_is_no_metadata() {
-    let payload = |text: &str| {
-        suggested("t", &columns(&format!("id int8 pk, {text}"))).map(|found| config(&found).outboxes[0].payload.clone())
-    };
-    assert_eq!(payload("metadata jsonb !, stuff jsonb").unwrap(), "stuff");
-    assert_eq!(payload("a jsonb, b jsonb !").unwrap(), "b");
-    assert_eq!(payload("event text, blob bytea").unwrap(), "blob");
-    assert_eq!(payload("event text, note text").unwrap(), "event");
-    assert_eq!(payload("payload text gen, event_body xml").unwrap(), "event_body");
-    assert_eq!(payload("hash bytea, order_document xml").unwrap(), "order_document");
-    assert_eq!(payload("aggregate_id bytea !, sender_id bytea !, blob bytea").unwrap(), "blob");
 }
 
 #[test]
@@ -285,56 +241,7 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     let text = "id uuid pk, Entity~Type mood, aggregateId varchar, event_type varchar !, payload bytea ! domain, \
                 metadata jsonb, created_at timestamp !, partition int4, status varchar, extra text, sum int4 gen";
     let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
-    insta::assert_snapshot!(suggestion.toml, @r#"
-    # Suggested by `walrelay config init` for table "My Schema"."Out Box". What each line was guessed
-    # from is above it: read them all, and change what is wrong. docs/reference/templates.md has what
-    # else a route can do.
-
-    [database]
-    # Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.
-
-    [slot]
-    # Made of the table's name. One relay per slot.
-    name = "my_schema_out_box_bbe0f64d"
-
-    [outbox]
-    table = "\"My Schema\".\"Out Box\""
-    # Not used: created_at (a time without a zone; see the file); status (what a dispatcher notes down);
-    # extra (no name that says what for); sum (generated, and so not in the stream).
-    # No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which
-    # polling needs: should the slot be lost, exactly what was not published is read from the table.
-
-    [outbox.columns]
-    # id: uuid, not null, primary key. Taken for the event's id: the primary key.
-    id = "id"
-    # payload: bytea over bytea, not null. Taken for the payload: by its name.
-    payload = "payload"
-
-    [route]
-    # Entity Type: mood. Taken for the aggregate's type: by its name. A topic for each of its values. A
-    # row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').
-    topic = "outbox.event.{\"Entity Type\"|topic}"
-    # aggregateId: varchar. Taken for the key: by its name. Events with the same one keep their order. A
-    # row where it is NULL has no key, and so no order.
-    key = "{aggregateId}"
-    # partition: int4. Taken for the record's partition: by its name. A number the topic does not have
-    # stops the relay; where it is NULL, the key decides.
-    partition = "partition"
-    # created_at: timestamp, not null. Without a zone it is no moment, so records have the time they are
-    # produced. Where the application writes UTC, this gives them the row's:
-    # timestamp = "created_at"
-
-    [route.headers]
-    # event_type: varchar, not null. Taken for a header: by its name.
-    "event_type" = "{event_type}"
-    # metadata: jsonb. Taken for a header: by its name. All of it in one; {metadata.member} would be one
-    # of its members, and headers_from = '{metadata}' above makes a header of each.
-    "metadata" = "{metadata}"
-
-    [kafka]
-    # SET THIS: where Kafka is cannot be guessed.
-    brokers = "localhost:9092"
-    "#);
+    assert_told("suggested", &suggestion.toml);
 }
 
 #[test]

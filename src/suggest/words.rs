@@ -3,6 +3,8 @@
 //! Of Debezium's Outbox Event Router, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Spatie's event sourcing,
 //! Rails' outboxes, and of tables that teams have made themselves.
 
+use heck::ToSnakeCase as _;
+
 pub(super) const PAYLOAD: &str = "\
     payload eventpayload eventdata eventproperties eventbody serializedevent data body messagebody content operations message \
     document json value args params attributes";
@@ -16,22 +18,17 @@ pub(super) const ID: &str = "\
     id eventid messageid uuid guid eventidentifier identifier outboxid sequencenumber sequenceid seq globalindex \
     globalposition offset";
 
-/// The topic.
 pub(super) const TOPIC: &str = "topic topicname kafkatopic destinationtopic targettopic destination channel";
-/// The type of the aggregate.
 pub(super) const AGGREGATE_TYPE: &str = "\
     aggregatetype aggregatetypename aggregatename aggregateroottype aggregaterootname aggregate entitytype \
     entityname streamtype streamcategory sourcetype objecttype resourcetype recordtype entity category";
 /// The route in another system.
 pub(super) const SUBJECT: &str = "subject routingkey queue queuename";
 
-/// The type of the event.
 pub(super) const EVENT_TYPE: &str =
     "eventtype type eventname messagetype messagename payloadtype eventclass eventkind kind event name action";
 
-/// The record's key.
 pub(super) const RECORD_KEY: &str = "kafkakey messagekey recordkey partitionkey orderingkey";
-/// The id of the aggregate.
 pub(super) const AGGREGATE_ID: &str = "\
     aggregateid aggregateidentifier aggregaterootid aggregateuuid aggregatekey entityid entitykey streamid \
     streamname rootid resourceid sourceid objectid subjectid recordid documentid groupid messagegroupid key eventkey";
@@ -49,7 +46,6 @@ pub(super) const PARTITION: &str =
 pub(super) const TENANT: &str = "tenantid tenant tenantkey organizationid organisationid orgid workspaceid";
 /// The group of the event.
 pub(super) const CORRELATION: &str = "correlationid conversationid correlationkey sagaid processid";
-/// Other headers.
 pub(super) const HEADER: &str = "\
     traceparent tracestate baggage traceid spanid tracingspancontext causationid requestid initiatorid contenttype \
     schemaversion eventversion messageversion payloadversion payloadrevision aggregateversion idempotencykey \
@@ -83,21 +79,20 @@ pub(super) fn has(list: &str, name: &str) -> bool {
     list.split(' ').any(|known| known == name)
 }
 
-/// The words of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     words: Vec<String>,
     whole: String,
     /// Without leading words about the table.
     own: String,
-    utc: bool,
+    pub(super) is_utc: bool,
 }
 
 impl Name {
     pub(super) fn of(name: &str) -> Name {
         let mut words = words(name);
-        let utc = words.len() > 1 && words.last().is_some_and(|word| word == "utc");
-        if utc {
+        let is_utc = words.len() > 1 && words.last().is_some_and(|word| word == "utc");
+        if is_utc {
             words.pop();
         }
         let whole = words.concat();
@@ -110,7 +105,7 @@ impl Name {
         };
         let in_front = words.windows(2).take_while(is_of_the_table).count();
         let own = words.iter().skip(in_front).map(String::as_str).collect();
-        Name { words, whole, own, utc }
+        Name { words, whole, own, is_utc }
     }
 
     /// Its place in `list`; whole names come before names without the table's words.
@@ -127,10 +122,6 @@ impl Name {
         self.words.iter().any(|word| has(list, word))
     }
 
-    pub(super) fn is_utc(&self) -> bool {
-        self.utc
-    }
-
     /// The words before the last, if the last is one of `last`.
     pub(super) fn before(&self, last: &str) -> Option<&[String]> {
         let (word, before) = self.words.split_last()?;
@@ -140,24 +131,7 @@ impl Name {
 
 /// Splits at other characters than letters and digits, and before capitals.
 fn words(name: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let (mut word, mut before) = (String::new(), ' ');
-    let mut characters = name.chars().peekable();
-    while let Some(character) = characters.next() {
-        // The last of several capitals begins a word: HTTPStatus.
-        let next_is_small = characters.peek().is_some_and(|next| next.is_lowercase());
-        let starts = character.is_uppercase() && (before.is_lowercase() || before.is_uppercase() && next_is_small);
-        if starts || !character.is_alphanumeric() {
-            words.push(std::mem::take(&mut word));
-        }
-        if character.is_alphanumeric() {
-            word.extend(character.to_lowercase());
-        }
-        before = character;
-    }
-    words.push(word);
-    words.retain(|word| !word.is_empty());
-    words
+    name.to_snake_case().split('_').filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -166,9 +140,7 @@ mod tests {
 
     #[test]
     fn a_name_is_the_same_however_it_is_written() {
-        for name in
-            ["aggregate_type", "aggregateType", "AggregateType", "AGGREGATE_TYPE", "aggregate-type", "Aggregate Type"]
-        {
+        for name in ["aggregate_type", "aggregateType", "AGGREGATE_TYPE", "aggregate-type", "Aggregate Type"] {
             assert_eq!(words(name), ["aggregate", "type"], "{name}");
         }
         assert_eq!(words("eventID"), ["event", "id"]);
@@ -188,7 +160,7 @@ mod tests {
         assert!(!Name::of("meta_data").is_one_of("data") && Name::of("event_meta_data").is_one_of("metadata"));
         assert!(Name::of("meta_created_at").is_one_of("createdat"));
         let utc = Name::of("OccurredOnUtc");
-        assert!(utc.is_utc() && utc.is_one_of("occurredon"));
-        assert!(!Name::of("utc").is_utc());
+        assert!(utc.is_utc && utc.is_one_of("occurredon"));
+        assert!(!Name::of("utc").is_utc);
     }
 }
