@@ -8,6 +8,8 @@ use std::iter;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 
+use clap::ValueEnum;
+
 use crate::position::Lsn;
 
 /// The consequence of an error for the relay.
@@ -25,7 +27,8 @@ pub enum Disposition {
 }
 
 /// The reasons for which a command fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Kind {
     /// A flag, variable or configuration file is invalid.
     Config,
@@ -73,31 +76,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
-    pub const ALL: [Kind; 21] = [
-        Kind::Config,
-        Kind::PostgresUnreachable,
-        Kind::PostgresRefused,
-        Kind::PostgresUnfit,
-        Kind::SlotActive,
-        Kind::SlotUnusable,
-        Kind::Publication,
-        Kind::PositionMismatch,
-        Kind::Event,
-        Kind::Record,
-        Kind::RecordTooLarge,
-        Kind::KafkaUnreachable,
-        Kind::TopicRefused,
-        Kind::KafkaRefused,
-        Kind::ShutdownTimeout,
-        Kind::Unhealthy,
-        Kind::NotVerified,
-        Kind::NotCarried,
-        Kind::NothingMatched,
-        Kind::Prerequisite,
-        Kind::Bug,
-    ];
-
     /// The consequence for the relay.
     pub const fn disposition(self) -> Disposition {
         match self {
@@ -565,7 +543,6 @@ impl Errors {
     }
 }
 
-/// Both values, or the errors of both.
 pub(crate) fn both<A, B>(one: Result<A>, other: Result<B>) -> Result<(A, B)> {
     let mut errors = Errors::default();
     let values = (errors.keep(one), errors.keep(other));

@@ -7,17 +7,14 @@ use tokio::sync::watch;
 
 use crate::error::{Error, Kind};
 
-/// The number of errors that are kept.
 const KEPT_MAX: usize = 8;
 /// Longer texts are cut.
 const TEXT_CHARS_MAX: usize = 1_000;
 
-/// Errors of one kind at one topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     kind: Kind,
     topic: Option<String>,
-    /// The time of the newest one.
     pub(super) at: Timestamp,
     pub(super) times: u64,
     /// The newest one, without payload and secret, like every [`Error`].

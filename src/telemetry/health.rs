@@ -3,7 +3,6 @@
 //! *Ready* means: both ends are connected, and the relay has reported lately. Further, nothing is in flight, or there
 //! was an ack or a confirmed LSN within `ready_within`.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,27 +13,37 @@ use crate::config::unit::human_bytes;
 const GONE: Duration = Duration::from_secs(10);
 
 /// The reason why the relay is not ready. `Display` is one line for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
     /// The relay has not been connected to both ends yet.
+    #[error("not connected to both ends yet")]
     Starting,
     /// This other relay has the slot or the table.
+    #[error("standing by: {0}")]
     StandingBy(String),
     /// The relay has lost the connection to this end.
+    #[error("not connected to {}", .0.name())]
     Disconnected(Side),
     /// Events are in flight, and nothing was acked or confirmed for this long.
+    #[error("events are in flight and none was acked for {} s", .0.as_secs())]
     Stalled(Duration),
     /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
+    #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
     OverBudget(u64, u64),
     /// This topic refuses dead letters, which blocks all later events.
+    #[error("topic {0} takes no dead letters, and everything behind them waits")]
     DeadLettersRefused(String),
     /// This topic refuses records, which blocks all events.
+    #[error("topic {0} refuses records, and everything waits for it; the log says why, and what to do")]
     TopicRefused(String),
     /// The relay's loop has reported nothing for this long.
+    #[error("the relay's loop has reported nothing for {} s", .0.as_secs())]
     Silent(Duration),
     /// The relay was told to stop.
+    #[error("told to stop")]
     Stopping,
     /// The relay stopped for this cause, and an operator has to act.
+    #[error("halted: {0}")]
     Halted(String),
 }
 
@@ -80,33 +89,6 @@ pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers,
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else mend what keeps events from Kafka: \
      docs/explanation/retained-wal.md";
 
-impl fmt::Display for NotReady {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NotReady::Starting => f.write_str("not connected to both ends yet"),
-            NotReady::StandingBy(holder) => write!(f, "standing by: {holder}"),
-            NotReady::Disconnected(side) => write!(f, "not connected to {}", side.name()),
-            NotReady::Stalled(age) => {
-                write!(f, "events are in flight and none was acked for {} s", age.as_secs())
-            }
-            NotReady::OverBudget(retained, max) => {
-                let (kept, may) = (human_bytes(*retained), human_bytes(*max));
-                write!(f, "the slot retains {kept} of WAL, and its limit is {may}")
-            }
-            NotReady::TopicRefused(topic) => write!(
-                f,
-                "topic {topic} refuses records, and everything waits for it; the log says why, and what to do"
-            ),
-            NotReady::DeadLettersRefused(topic) => {
-                write!(f, "topic {topic} takes no dead letters, and everything behind them waits")
-            }
-            NotReady::Silent(age) => write!(f, "the relay's loop has reported nothing for {} s", age.as_secs()),
-            NotReady::Stopping => f.write_str("told to stop"),
-            NotReady::Halted(cause) => write!(f, "halted: {cause}"),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct Health {
     ready_within: Duration,
@@ -141,40 +123,24 @@ impl Health {
 
     /// The reason why the relay is not ready at the instant `now`; `None` if it is ready.
     fn not_ready(&self, now: Instant) -> Option<NotReady> {
-        if let Some(cause) = &self.halted {
-            return Some(NotReady::Halted(cause.clone()));
-        }
-        if self.stopping {
-            return Some(NotReady::Stopping);
-        }
-        if let Some(holder) = &self.standing_by {
-            return Some(NotReady::StandingBy(holder.clone()));
-        }
-        if !self.was_connected {
-            return Some(NotReady::Starting);
-        }
-        if let Some(topic) = &self.dead_letters_refused {
-            return Some(NotReady::DeadLettersRefused(topic.clone()));
-        }
-        if let Some(topic) = &self.topic_refused {
-            return Some(NotReady::TopicRefused(topic.clone()));
-        }
-        let lost = Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up);
-        if let Some((side, _)) = lost {
-            return Some(NotReady::Disconnected(side));
-        }
-        if let Some((retained, max)) = self.over_budget {
-            return Some(NotReady::OverBudget(retained, max));
-        }
-        let Some(heard_at) = self.heard_at else { return Some(NotReady::Starting) };
         let overdue = |since: Instant| {
             let age = now.saturating_duration_since(since);
             (age > self.ready_within).then_some(age)
         };
-        if let Some(age) = self.waiting_since.and_then(overdue) {
-            return Some(NotReady::Stalled(age));
-        }
-        overdue(heard_at).map(NotReady::Silent)
+        let lost = || Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up).map(|(side, _)| side);
+        let stalled = || self.waiting_since.and_then(overdue).map(NotReady::Stalled);
+        let halted = self.halted.clone().map(NotReady::Halted);
+        halted
+            .or(self.stopping.then_some(NotReady::Stopping))
+            .or_else(|| self.standing_by.clone().map(NotReady::StandingBy))
+            .or((!self.was_connected).then_some(NotReady::Starting))
+            .or_else(|| self.dead_letters_refused.clone().map(NotReady::DeadLettersRefused))
+            .or_else(|| self.topic_refused.clone().map(NotReady::TopicRefused))
+            .or_else(|| lost().map(NotReady::Disconnected))
+            .or(self.over_budget.map(|(retained, max)| NotReady::OverBudget(retained, max)))
+            .or(self.heard_at.is_none().then_some(NotReady::Starting))
+            .or_else(stalled)
+            .or_else(|| self.heard_at.and_then(overdue).map(NotReady::Silent))
     }
 }
 

@@ -10,10 +10,10 @@ use std::io::IsTerminal as _;
 use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::time::FormatTime;
-use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::error::{Error, Kind, Result};
 
@@ -30,12 +30,8 @@ const VALUE_BYTES_MAX: usize = 4096;
 /// [`Kind::Config`] where `filter` cannot be read; [`Kind::Bug`] where logging was started before.
 pub fn init(json: bool, filter: &str) -> Result<()> {
     let filter = parse_filter(filter)?;
-    let started: Result<(), TryInitError> = if json {
-        json_subscriber(filter, std::io::stderr).try_init()
-    } else {
-        let no_color = std::env::var_os("NO_COLOR");
-        text_subscriber(filter, has_colours(std::io::stderr().is_terminal(), no_color), std::io::stderr).try_init()
-    };
+    let has_colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
+    let started = subscriber(json, filter, has_colours, BoxMakeWriter::new(std::io::stderr)).try_init();
     started.map_err(|error| Error::new(Kind::Bug, format!("logging was started twice: {error}")))
 }
 
@@ -51,25 +47,15 @@ fn parse_filter(filter: &str) -> Result<EnvFilter> {
     })
 }
 
-fn json_subscriber<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync + 'static
-where
-    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
-{
-    tracing_subscriber::fmt()
+fn subscriber(json: bool, filter: EnvFilter, ansi: bool, writer: BoxMakeWriter) -> Box<dyn Subscriber + Send + Sync> {
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(writer)
         .with_timer(UtcTime)
-        .log_internal_errors(false)
-        .json()
-        .flatten_event(true)
-        .with_current_span(false)
-        .finish()
-}
-
-fn text_subscriber<W>(filter: EnvFilter, ansi: bool, writer: W) -> impl Subscriber + Send + Sync + 'static
-where
-    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
-{
+        .log_internal_errors(false);
+    if json {
+        return Box::new(builder.json().flatten_event(true).with_current_span(false).finish());
+    }
     let fields = debug_fn(|writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
         match field.name() {
             "message" => {}
@@ -80,14 +66,7 @@ where
         write!(Escaped { writer, budget_bytes: VALUE_BYTES_MAX }, "{value:?}")
     })
     .delimited(" ");
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(writer)
-        .with_ansi(ansi)
-        .with_timer(UtcTime)
-        .log_internal_errors(false)
-        .fmt_fields(fields)
-        .finish()
+    Box::new(builder.with_ansi(ansi).fmt_fields(fields).finish())
 }
 
 /// RFC 3339 in UTC with milliseconds, whatever the machine's time zone.
@@ -162,7 +141,8 @@ mod tests {
     fn text_of(act: impl FnOnce()) -> String {
         let captured = Captured::default();
         let writer = captured.clone();
-        let subscriber = text_subscriber(EnvFilter::new("info"), false, move || writer.clone());
+        let writer = BoxMakeWriter::new(move || writer.clone());
+        let subscriber = subscriber(false, EnvFilter::new("info"), false, writer);
         tracing::subscriber::with_default(subscriber, act);
         captured.text()
     }
@@ -204,7 +184,8 @@ mod tests {
     fn json_lines_parse_and_carry_the_same_fields() {
         let captured = Captured::default();
         let writer = captured.clone();
-        let subscriber = json_subscriber(EnvFilter::new("info"), move || writer.clone());
+        let writer = BoxMakeWriter::new(move || writer.clone());
+        let subscriber = subscriber(true, EnvFilter::new("info"), false, writer);
         tracing::subscriber::with_default(subscriber, || tracing::info!(slot = "a\nb", lag_bytes = 12, "hello"));
         let line: serde_json::Value = serde_json::from_str(captured.text().trim_end()).unwrap();
         assert_eq!(line["message"], "hello");

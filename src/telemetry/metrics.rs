@@ -13,21 +13,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
 use rdkafka::util::get_rdkafka_version;
 
 use super::process::Process;
 use super::{IntakeClosed, NotReady, Side};
 use crate::clock::now_us;
-use crate::config::{Mode, SourceConfig};
+use crate::config::SourceConfig;
 use crate::decode::Other;
 use crate::error::Kind;
 use crate::position::Lsn;
@@ -43,7 +44,6 @@ const NO_COMMIT_TIME: i64 = i64::MIN;
 /// The values of `invalidation_reason`.
 const INVALIDATIONS: [&str; 4] = ["wal_removed", "rows_removed", "wal_level_insufficient", "idle_timeout"];
 
-/// The values of `wal_status`.
 const WAL_STATUSES: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
 /// Metrics that differ by one label: its name and its value.
@@ -83,17 +83,17 @@ metrics! {
     pub server_wal_end_lsn: LsnGauge = of_slot, "The server's end of WAL, as a byte position";
     pub slot_restart_lsn: LsnGauge = of_slot, "The slot's restart_lsn, as a byte position";
     slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
-    slot_wal_status: ByLabel<&'static str, Gauge> = by_wal_status, "1 for the slot's wal_status";
+    slot_wal_status: ByLabel<&'static str, Gauge> = of_slot, "1 for the slot's wal_status";
     slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
     slot_inactive_seconds: OptionalGauge = of_slot, "How long no relay has streamed from the slot";
-    slot_invalidated: ByLabel<&'static str, Gauge> = by_invalidation, "1 for the reason for which the slot is lost";
+    slot_invalidated: ByLabel<&'static str, Gauge> = of_slot, "1 for the reason for which the slot is lost";
     pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock is ahead of this host's";
     pub(crate) waiting_events: Gauge = of_slot, "Events that are parked now";
     oldest_parked_seconds: OptionalGauge = of_slot, "How long the oldest parked event has been parked";
     unpublished_rows: ByLabel<String, Gauge> = of_slot, "Rows that are pending, up to a limit";
     failed_rows: ByLabel<String, Gauge> = of_slot, "Rows that satisfy outbox.failed, up to a limit";
     ready: Gauge = plain, "1 while the relay is ready";
-    not_ready: ByLabel<&'static str, Gauge> = by_unreadiness, "1 for the reason for which the relay is not ready";
+    not_ready: ByLabel<&'static str, Gauge> = plain, "1 for the reason for which the relay is not ready";
     pub received_lsn: LsnGauge = plain, "End of the WAL received, as a byte position";
     pub stored_lsn: LsnGauge = plain, "End of the stored position, as a byte position";
     pub(crate) received_bytes: Counter = plain, "Bytes read from the replication stream";
@@ -131,14 +131,14 @@ metrics! {
     pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
     commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
-    retries: ByLabel<&'static str, Counter> = by_side, "Failed attempts that are repeated";
-    reconnects: ByLabel<&'static str, Counter> = by_side, "Connections made again";
-    connection_state: ByLabel<&'static str, Gauge> = by_end, "1 while connected";
-    intake_closed: ByLabel<&'static str, Gauge> = by_reason, "1 for the reason for which no event is taken in";
-    ignored_messages: ByLabel<&'static str, Counter> = by_operation, "Messages that carry no event, by operation";
-    errors: ByLabel<String, Counter> = by_kind, "Errors by kind, healed or not";
-    failed_attempts: ByLabel<&'static str, Counter> = by_class, "Failed attempts to deliver an event, by class";
-    written_back_rows: ByLabel<&'static str, Counter> = by_outcome, "Rows written to, by what became of their events";
+    retries: ByLabel<&'static str, Counter> = plain, "Failed attempts that are repeated";
+    reconnects: ByLabel<&'static str, Counter> = plain, "Connections made again";
+    connection_state: ByLabel<&'static str, Gauge> = of_slot, "1 while connected";
+    intake_closed: ByLabel<&'static str, Gauge> = plain, "1 for the reason for which no event is taken in";
+    ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by operation";
+    errors: ByLabel<String, Counter> = of_slot, "Errors by kind, healed or not";
+    failed_attempts: ByLabel<&'static str, Counter> = plain, "Failed attempts to deliver an event, by class";
+    written_back_rows: ByLabel<&'static str, Counter> = plain, "Rows written to, by what became of their events";
     pub(crate) cleaned_up_rows: Counter = plain, "Old rows that were deleted";
     clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well, or the first one was due";
     pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
@@ -273,14 +273,6 @@ impl Registering {
         metric
     }
 
-    fn by_wal_status(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        with_all(self.of_slot(name, help), STATUS, &WAL_STATUSES)
-    }
-
-    fn by_invalidation(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        with_all(self.of_slot(name, help), REASON, &INVALIDATIONS)
-    }
-
     fn plain<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
         self.register(name, help, M::default())
     }
@@ -289,61 +281,19 @@ impl Registering {
         self.register(name, help, Histogram::new(SECONDS))
     }
 
-    fn by_side<M: Metric + Clone + Default + TypedMetric>(
-        &mut self,
-        name: &str,
-        help: &str,
-    ) -> ByLabel<&'static str, M> {
-        with_all(self.plain(name, help), SIDE, &Side::ALL.map(Side::name))
-    }
-
-    fn by_end(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        with_all(self.of_slot(name, help), SIDE, &Side::ALL.map(Side::name))
-    }
-
-    fn by_reason(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        with_all(self.plain(name, help), REASON, &IntakeClosed::ALL.map(IntakeClosed::name))
-    }
-
-    fn by_unreadiness(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
-        with_all(self.plain(name, help), REASON, &NotReady::CODES)
-    }
-
-    fn by_operation(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
-        let operations =
-            [Other::Update, Other::Delete, Other::Truncate, Other::Type, Other::Origin, Other::LogicalMessage];
-        with_all(self.plain(name, help), OPERATION, &operations.map(operation))
-    }
-
-    fn by_class(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
-        let classes: Vec<_> = CLASSES.into_iter().filter(|class| *class != BEHIND).collect();
-        with_all(self.plain(name, help), CLASS, &classes)
-    }
-
-    fn by_outcome(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
-        with_all(self.plain(name, help), OUTCOME, &OUTCOMES)
-    }
-
-    fn by_kind(&mut self, name: &str, help: &str) -> ByLabel<String, Counter> {
-        with_all(self.of_slot(name, help), KIND, &Kind::ALL.map(kind_name))
-    }
-
     fn register<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
         self.relay.register(name, help, metric.clone());
         metric
     }
 }
 
-/// The family with all of `values`, so that each is exposed from the start.
-fn with_all<V, M>(family: ByLabel<V, M>, label: &'static str, values: &[V]) -> ByLabel<V, M>
+/// Creates the metrics of all of `values`, so that each is exposed from the start.
+fn create_all<V, M>(family: &ByLabel<V, M>, label: &'static str, values: impl IntoIterator<Item = V>)
 where
     V: Clone + Hash + Eq,
     M: Default,
 {
-    for value in values {
-        drop(family.get_or_create(&[(label, value.clone())]));
-    }
-    family
+    values.into_iter().for_each(|value| drop(family.get_or_create(&[(label, value)])));
 }
 
 const SIDE: &str = "side";
@@ -364,6 +314,7 @@ impl Metrics {
         let registry = || Registry::with_prefix("walrelay");
         let mut all = Registering { slot: registry(), relay: registry() };
         let mut metrics = all.metrics();
+        metrics.create_labelled();
         let relayed = metrics.clone();
         let computed = |value| Computed { of: relayed.clone(), value };
         let distance = "Bytes of WAL from what is confirmed to the server's end";
@@ -381,6 +332,21 @@ impl Metrics {
         process.register_collector(Box::new(Process::default()));
         metrics.registries = [process, all.slot, all.relay].map(Arc::new).into();
         metrics
+    }
+
+    fn create_labelled(&self) {
+        let sides = Side::ALL.map(Side::name);
+        create_all(&self.retries, SIDE, sides);
+        create_all(&self.reconnects, SIDE, sides);
+        create_all(&self.connection_state, SIDE, sides);
+        create_all(&self.slot_wal_status, STATUS, WAL_STATUSES);
+        create_all(&self.slot_invalidated, REASON, INVALIDATIONS);
+        create_all(&self.not_ready, REASON, NotReady::CODES);
+        create_all(&self.intake_closed, REASON, IntakeClosed::value_variants().iter().map(|why| why.name()));
+        create_all(&self.ignored_messages, OPERATION, Other::value_variants().iter().map(name_of));
+        create_all(&self.errors, KIND, Kind::value_variants().iter().map(name_of));
+        create_all(&self.failed_attempts, CLASS, CLASSES.into_iter().filter(|class| *class != BEHIND));
+        create_all(&self.written_back_rows, OUTCOME, OUTCOMES);
     }
 
     /// All metrics with every value known, so that each is exposed: for tests of names.
@@ -419,7 +385,6 @@ impl Metrics {
         metrics
     }
 
-    /// Whether the metrics of a relay are among them.
     pub(super) fn is_of_relay(&self) -> bool {
         self.registries.len() > 2
     }
@@ -439,16 +404,12 @@ impl Metrics {
 
     /// Names what this process relays; `guarantee` is empty for a process that delivers nothing.
     pub(crate) fn relays(&self, source: &SourceConfig, guarantee: &str) {
-        let mode = match source.mode {
-            Mode::Slot => "slot",
-            Mode::Poll => "poll",
-            Mode::Auto => "auto",
-        };
+        let mode = name_of(&source.mode);
         let labels = [
             ("slot", source.slot.as_str()),
             ("database", &source.database.database),
             ("publication", &source.publication),
-            ("mode", mode),
+            ("mode", &mode),
             ("guarantee", guarantee),
         ];
         self.relay_info.get_or_create(&labels.map(|(name, value)| (name, value.to_owned())).into()).set(1);
@@ -481,7 +442,6 @@ impl Metrics {
         }
     }
 
-    /// Whether this process streams from the slot.
     pub(crate) fn is_streaming(&self) -> bool {
         self.received_lsn.bytes().is_some()
     }
@@ -523,7 +483,6 @@ impl Metrics {
         }
     }
 
-    /// A clean-up ended well.
     pub(crate) fn cleaned_up(&self, now_us: i64) {
         self.clean_up_success_timestamp_seconds.set(Some(micros_to_seconds(now_us)));
     }
@@ -585,19 +544,19 @@ impl Metrics {
 
     /// Sets the reason for which intake is closed; `None` if it is open.
     pub fn intake_closed(&self, why: Option<IntakeClosed>) {
-        for reason in IntakeClosed::ALL {
-            self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(reason)));
+        for reason in IntakeClosed::value_variants() {
+            self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(*reason)));
         }
     }
 
     /// Counts messages without an event. Not for the path of every message.
     pub fn ignored(&self, other: Other, messages: u64) {
-        self.ignored_messages.get_or_create(&[(OPERATION, operation(other))]).inc_by(messages);
+        self.ignored_messages.get_or_create(&[(OPERATION, name_of(&other))]).inc_by(messages);
     }
 
     /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
-        self.errors.get_or_create(&[(KIND, kind_name(kind))]).inc();
+        self.errors.get_or_create(&[(KIND, name_of(&kind))]).inc();
     }
 
     /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
@@ -645,28 +604,8 @@ fn micros_to_seconds(micros: i64) -> f64 {
     micros as f64 / 1e6
 }
 
-fn operation(other: Other) -> &'static str {
-    match other {
-        Other::Update => "update",
-        Other::Delete => "delete",
-        Other::Truncate => "truncate",
-        Other::Type => "type",
-        Other::Origin => "origin",
-        Other::LogicalMessage => "message",
-    }
-}
-
-/// The name of the kind in lower case, with underscores.
-fn kind_name(kind: Kind) -> String {
-    let camel = format!("{kind:?}");
-    let mut snake = String::with_capacity(camel.len() + 4);
-    for (index, character) in camel.char_indices() {
-        if character.is_uppercase() && index > 0 {
-            snake.push('_');
-        }
-        snake.extend(character.to_lowercase());
-    }
-    snake
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub(crate) mod service_manager;
 use std::fmt;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
@@ -47,17 +48,17 @@ impl Side {
     }
 }
 
-/// The reason for which intake is closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reason for which intake is closed, in the order of their precedence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IntakeClosed {
     /// The tail of a topic has to be read first: it shows whether the event was published before a crash.
     TopicTail,
     /// An isolated record is in flight, or the next record is to be isolated.
     IsolatedRecord,
-    /// A dead letter that was refused before is in flight.
-    DeadLetter,
     /// librdkafka's queue is full, or holds the record back.
     QueueFull,
+    /// A dead letter that was refused before is in flight.
+    DeadLetter,
     /// As many events as `kafka.max_in_flight_events` allows are in flight.
     InFlightEvents,
     /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
@@ -71,19 +72,6 @@ pub enum IntakeClosed {
 }
 
 impl IntakeClosed {
-    /// All reasons, in the order of their precedence.
-    pub const ALL: [IntakeClosed; 9] = [
-        IntakeClosed::TopicTail,
-        IntakeClosed::IsolatedRecord,
-        IntakeClosed::QueueFull,
-        IntakeClosed::DeadLetter,
-        IntakeClosed::InFlightEvents,
-        IntakeClosed::InFlightBytes,
-        IntakeClosed::WriteBack,
-        IntakeClosed::ParkedBytes,
-        IntakeClosed::Transaction,
-    ];
-
     /// The label's value.
     pub const fn name(self) -> &'static str {
         match self {
@@ -115,7 +103,6 @@ pub struct Telemetry {
     pub metrics: Metrics,
     /// The reports for readiness.
     pub health: HealthHandle,
-    /// The last errors.
     pub(crate) failures: Failures,
     /// The events of the busiest topics, for the status page.
     pub(crate) flows: watch::Sender<Vec<Flow>>,

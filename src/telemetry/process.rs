@@ -10,11 +10,8 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use rustix::time::{ClockId, clock_gettime};
 
-/// Ticks of CPU time in a second, as `/proc` has them on all platforms that walrelay runs on.
-const TICKS: f64 = 100.0;
-
-/// The metrics of this process.
 #[derive(Debug)]
 pub(super) struct Process {
     started: f64,
@@ -41,7 +38,8 @@ impl Collector for Process {
         // The one that reads the folder is among them.
         let open = fs::read_dir("/proc/self/fd").ok().map(|found| found.count().saturating_sub(1) as f64);
         gauge("process_open_fds", "Open file descriptors", open)?;
-        let Some(seconds) = cpu_seconds() else { return Ok(()) };
+        let used = clock_gettime(ClockId::ProcessCPUTime);
+        let seconds = used.tv_sec as f64 + used.tv_nsec as f64 / 1e9;
         let help = "CPU time of user and system";
         let cpu = encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?;
         ConstCounter::new(seconds).encode(cpu)
@@ -57,12 +55,4 @@ fn field(file: &str, name: &str) -> Option<f64> {
 
 fn kibibytes(name: &str) -> Option<f64> {
     Some(field("status", name)? * 1024.0)
-}
-
-fn cpu_seconds() -> Option<f64> {
-    let text = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may have any characters; utime and stime are the 12th and 13th field after it.
-    let (_, fields) = text.rsplit_once(") ")?;
-    let ticks: Vec<f64> = fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();
-    (ticks.len() == 2).then(|| ticks.iter().sum::<f64>() / TICKS)
 }

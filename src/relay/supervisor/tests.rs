@@ -1,5 +1,6 @@
 //! Every row of the error tables, by a sink that fails so: what becomes of the event, of the relay, and what is said.
 
+use clap::ValueEnum as _;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
 use super::*;
@@ -364,7 +365,7 @@ async fn only_an_event_with_a_record_is_counted_as_routed() {
 #[tokio::test(start_paused = true)]
 async fn each_kind_of_error_ends_the_relay_with_its_exit_code_or_is_retried() {
     let mut seen = Vec::new();
-    for kind in Kind::ALL {
+    for &kind in Kind::value_variants() {
         let mut relay = relay("stop");
         let error = Error::new(kind, "the test says so").of_topic(TOPIC).remedy("mend it");
         // Only a topic is tried a number of times.

@@ -27,7 +27,6 @@ use tokio::time::MissedTickBehavior;
 use self::snapshot::{History, Snapshot};
 use super::{Flow, Telemetry};
 
-/// Between two states of the page.
 const TICK: Duration = Duration::from_secs(1);
 /// A stream of events ends so long before its connection is closed, so that the browser sees no fault.
 const ENDS_BEFORE: Duration = Duration::from_secs(1);
@@ -53,7 +52,6 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Copy)]
 pub(super) struct ClosesAt(pub(super) Instant);
 
-/// The page of one relay.
 pub(super) struct Page {
     telemetry: Telemetry,
     history: Mutex<History>,
@@ -92,7 +90,6 @@ impl Page {
         }
     }
 
-    /// For somebody who looks.
     fn snapshot(&self) -> Snapshot {
         Snapshot::take(&self.telemetry, &mut self.history(), Instant::now())
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use clap::ValueEnum as _;
 use maud::{Markup, html};
 
 use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
@@ -21,7 +22,6 @@ const ROUND_TRIP: &str = "walrelay_broker_round_trip_seconds";
 /// Samples of the smallest picture, which is stretched to its place.
 const WIDTH_MIN: usize = 15;
 
-/// A form for people.
 type Shown = fn(f64) -> String;
 
 /// The parts that change, each with an id.
@@ -57,7 +57,6 @@ pub(super) fn sections(now: &Snapshot) -> Markup {
     }
 }
 
-/// The sessions of relays that stand by.
 fn stand_bys(pids: &[i32]) -> String {
     let (are, pids) = (pids.len(), pids.iter().map(i32::to_string).collect::<Vec<_>>().join(", "));
     format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
@@ -80,7 +79,7 @@ fn words(why: IntakeClosed) -> &'static str {
 /// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
 fn way(now: &Snapshot) -> Markup {
     let sample = |reason: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}}", reason.name());
-    let closed = IntakeClosed::ALL.into_iter().find(|reason| now.figures.get(&sample(reason)) == Some(1.0));
+    let closed = IntakeClosed::value_variants().iter().find(|reason| now.figures.get(&sample(reason)) == Some(1.0));
     html! {
         div .card {
             h2 { "Postgres slot" }
@@ -98,7 +97,7 @@ fn way(now: &Snapshot) -> Markup {
                 (list(now, &[("Events", "walrelay_in_flight_events", count), ("Memory", "walrelay_in_flight_bytes", bytes)]))
                 (list(now, &[("Age of the oldest", LAG_SECONDS, seconds)]))
             }
-            @if let Some(why) = closed { p .soft { "Closed: " (words(why)) } }
+            @if let Some(why) = closed { p .soft { "Closed: " (words(*why)) } }
         }
         div .arrow { (rate(now, ACKED, per_second)) " acks/s" }
         div .card {
@@ -211,7 +210,6 @@ fn undelivered(now: &Snapshot) -> Markup {
     }
 }
 
-/// A command for this relay's slot.
 fn of_relay(now: &Snapshot, name: &'static str) -> NextCommand {
     let slot = now.figures.info("walrelay_relay_info", "slot");
     slot.into_iter().fold(NextCommand::new(name), |command, slot| command.option("slot", slot))

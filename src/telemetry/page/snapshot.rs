@@ -22,7 +22,6 @@ const RATE_SECONDS_MIN: f64 = 0.5;
 pub(super) const LAG_SECONDS: &str = "walrelay_lag_seconds";
 pub(super) const LAG_BYTES: &str = "walrelay_lag_bytes";
 pub(super) const RETAINED: &str = "walrelay_retained_wal_bytes";
-/// The metrics of the pictures.
 pub(super) const DRAWN: [&str; 3] = [LAG_BYTES, LAG_SECONDS, RETAINED];
 
 /// The metrics of one instant, by name and labels as in `/metrics`, without buckets; and flows by their names.
@@ -49,7 +48,6 @@ impl Figures {
         samples.filter_map(|name| Some((value_of(name, label)?, name.as_str()))).collect()
     }
 
-    /// The value of a label of an info metric.
     pub(super) fn info(&self, metric: &str, label: &str) -> Option<String> {
         self.by_label(metric, label).into_iter().map(|(value, _)| value).next()
     }
@@ -62,7 +60,6 @@ fn value_of(sample: &str, label: &str) -> Option<String> {
     Some(rest.get(..end)?.replace("\\\"", "\""))
 }
 
-/// The highest figures of some seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sample {
     /// Of [`DRAWN`]; none where nothing was known.
@@ -116,14 +113,12 @@ impl History {
     }
 }
 
-/// The figures of [`DRAWN`].
 fn drawn(metrics: &Metrics) -> [Option<f64>; 3] {
     let bytes = |bytes: u64| bytes as f64;
     let lag_seconds = metrics.is_of_relay().then(|| metrics.lag_seconds(now_us()));
     [metrics.lag_bytes().map(bytes), lag_seconds, metrics.retained_wal_bytes().map(bytes)]
 }
 
-/// What the page shows.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) at: Timestamp,

@@ -39,41 +39,10 @@ fn a_page_without_data_says_so_and_draws_nothing() {
 }
 
 #[test]
-fn the_figures_of_the_page_are_samples_of_the_metrics() {
-    let telemetry = ready();
-    telemetry.metrics.acked_events.inc_by(1_234_567);
-    let html = html(&page(&telemetry, 3));
-    assert!(html.contains("<h2>The relay works</h2><p>All received events are in Kafka.</p>"), "{html}");
-    assert!(html.contains(r#"<data value="5000" title="walrelay_lag_bytes">4.8 KiB</data>"#), "{html}");
-    let acked = "<data value=\"1234567\" title=\"walrelay_acked_events_total\">1\u{202f}234\u{202f}567</data>";
-    assert!(html.contains(acked), "{html}");
-    let (metrics, mut seen) = (telemetry.metrics.encode().unwrap(), 0);
-    for (_, figure) in html.match_indices("<data value=\"").map(|(at, found)| html.split_at(at + found.len())) {
-        let (value, rest) = figure.split_once("\" title=\"").unwrap();
-        let sample = rest.split_once("\">").unwrap().0.replace("&quot;", "\"");
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(&format!("{sample} ")))
-            .unwrap_or_else(|| panic!("{sample}"));
-        // A time goes on between the two.
-        assert_eq!(line.parse::<f64>().unwrap(), value.parse::<f64>().unwrap(), "{sample}");
-        seen += 1;
-    }
-    assert!(seen > 15, "{seen} figures");
-}
-
-#[test]
-fn an_outage_turns_the_page_and_is_shaded_in_the_pictures() {
+fn an_outage_is_shaded_in_the_pictures() {
     let telemetry = ready();
     telemetry.connected(Side::Kafka, false);
-    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
     let html = html(&page(&telemetry, 3));
-    assert!(
-        html.contains(r#"<section class="bad" id="state" role="status"><h2>Not ready: not connected to kafka</h2>"#),
-        "{html}"
-    );
-    assert!(html.contains("check that the brokers run and can be reached from here"), "{html}");
-    assert!(html.contains("<p>no broker answers</p>"), "{html}");
     assert!(html.contains(r#"<path class="out" d="M14 0v101h1V0"></path>"#), "{html}");
 }
 
