@@ -2,8 +2,8 @@
 //! run from their beginnings to their ends.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -12,7 +12,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
-use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{BaseProducer, Producer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::task::JoinHandle;
 
@@ -20,79 +20,32 @@ use super::verify::{Delivered, Topics, fingerprint};
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
-/// Partitions of each topic.
 const PARTITIONS: i32 = 6;
 
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A mock cluster on a thread of its own, because it may not leave the thread it was made on. It keeps everything in
-/// this process's memory, at most 5 MB for each partition, and listens on the loopback interface only.
-struct Mock {
-    /// `None` only while dropping: the thread ends with it.
-    alive: Option<mpsc::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Mock {
-    /// Starts it with these topics, and returns its `bootstrap.servers`.
-    fn start(topics: Vec<String>) -> Result<(Mock, String)> {
-        let (alive, dropped) = mpsc::channel::<()>();
-        let (started, outcome) = mpsc::channel();
-        let make = move || {
-            let cluster = MockCluster::new(1)?;
-            topics.iter().try_for_each(|topic| cluster.create_topic(topic, PARTITIONS, 1))?;
-            Ok::<_, KafkaError>(cluster)
-        };
-        let thread = std::thread::Builder::new().name("mock-kafka".to_owned()).spawn(move || {
-            let cluster = make();
-            drop(started.send(cluster.as_ref().map(MockCluster::bootstrap_servers).map_err(KafkaError::clone)));
-            // Nothing is ever sent: this waits until the other end is dropped.
-            dropped.recv().unwrap_or_default();
-        });
-        let failed = |error: String| Error::new(Kind::Prerequisite, format!("the mock Kafka does not start: {error}"));
-        let thread = thread.map_err(|error| failed(error.to_string()))?;
-        let mock = Mock { alive: Some(alive), thread: Some(thread) };
-        let outcome = outcome.recv().map_err(|error| failed(error.to_string()))?;
-        Ok((mock, outcome.map_err(|error| failed(error.to_string()))?))
-    }
-}
-
-impl Drop for Mock {
-    fn drop(&mut self) {
-        drop(self.alive.take());
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
-        }
-    }
-}
-
 /// The demo's brokers and topics. Topics on brokers that outlive the run are deleted after it.
 pub(super) struct Broker {
-    mock: Option<Mock>,
-    brokers: String,
-    topics: Vec<String>,
+    /// The client of a mock cluster, which ends with it. The cluster keeps everything in this process's memory, at most
+    /// 5 MB for each partition, and listens on the loopback interface only.
+    mock: Option<BaseProducer>,
+    pub(super) brokers: String,
+    pub(super) topics: Vec<String>,
 }
 
 impl Broker {
-    /// Uses the brokers named, or a mock cluster.
     pub(super) fn new(named: Option<&str>, topics: Vec<String>) -> Result<Self> {
-        let (mock, brokers) = match named {
-            Some(brokers) => (None, brokers.to_owned()),
-            None => {
-                let (mock, brokers) = Mock::start(topics.clone())?;
-                (Some(mock), brokers)
-            }
-        };
-        Ok(Broker { mock, brokers, topics })
-    }
-
-    /// `bootstrap.servers`.
-    pub(super) fn brokers(&self) -> &str {
-        &self.brokers
-    }
-
-    pub(super) fn topics(&self) -> &[String] {
-        &self.topics
+        if let Some(brokers) = named {
+            return Ok(Broker { mock: None, brokers: brokers.to_owned(), topics });
+        }
+        let failed = |error| Error::new(Kind::Prerequisite, format!("the mock Kafka does not start: {error}"));
+        let mock: BaseProducer = ClientConfig::new().set("test.mock.num.brokers", "1").create().map_err(failed)?;
+        let none = || failed(KafkaError::MockCluster(RDKafkaErrorCode::Fail));
+        let cluster = mock.client().mock_cluster().ok_or_else(none)?;
+        topics.iter().try_for_each(|topic| cluster.create_topic(topic, PARTITIONS, 1)).map_err(failed)?;
+        let brokers = cluster.bootstrap_servers();
+        drop(cluster);
+        Ok(Broker { mock: Some(mock), brokers, topics })
     }
 
     /// Creates the topics where the brokers are named: the mock cluster has its topics from the start.
@@ -109,7 +62,6 @@ impl Broker {
         Ok(())
     }
 
-    /// Deletes the topics on brokers that outlive the run.
     pub(super) async fn delete_topics(&self) -> Result<()> {
         if self.mock.is_some() {
             return Ok(());
@@ -166,7 +118,6 @@ struct Shared {
 }
 
 impl Consumer {
-    /// Starts to read these topics, which exist.
     pub(super) fn start(brokers: &str, topics: &[String]) -> Result<Self> {
         let failed = |error| Error::new(Kind::Prerequisite, format!("the consumer does not start: {error}"));
         let client: BaseConsumer = ClientConfig::new()
@@ -196,7 +147,6 @@ impl Consumer {
         Ok(Consumer { shared, reader: tokio::task::spawn_blocking(|| reader.run()) })
     }
 
-    /// Records read so far.
     pub(super) fn records(&self) -> u64 {
         self.shared.records.load(Ordering::Relaxed)
     }
@@ -230,7 +180,6 @@ struct Reader {
     client: BaseConsumer,
     shared: Arc<Shared>,
     topics: Topics,
-    /// Next offset by topic and partition.
     next: BTreeMap<(Arc<str>, i32), i64>,
 }
 

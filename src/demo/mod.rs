@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
 use tokio_postgres::Client;
+use tokio_util::task::AbortOnDropHandle;
 
 pub use postgres::PrivatePostgres;
 
@@ -25,7 +25,7 @@ use crate::config::layers::{Environment, Settings};
 use crate::config::unit::parse_seconds;
 use crate::error::{Error, Kind, Result};
 use crate::relay;
-use crate::relay::stop::{Stop, Stopper, stop_channel};
+use crate::relay::stop::{Stop, stop_channel};
 use crate::telemetry::Telemetry;
 use kafka::{Broker, Consumer, ID_HEADER};
 use process::memory_bytes;
@@ -43,7 +43,6 @@ const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_ti
 /// Events that do not come for this long, with the writers quiet, do not come at all.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Between two lines that tell the progress.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// The flags of `walrelay demo`.
@@ -78,14 +77,10 @@ fn seconds(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the demo, and returns its outcome. Ctrl-C ends the run early and cleans up.
-///
-/// # Errors
-/// [`Kind::NotVerified`] where the run was interrupted; otherwise the fault that kept the demo from running.
 pub(crate) async fn run(options: &Options) -> Result<Report> {
     Box::pin(report(options, interrupted())).await
 }
 
-/// Completes with the signal to end this process.
 async fn interrupted() {
     let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     if let (Ok(mut interrupt), Ok(mut terminate)) = signals {
@@ -99,10 +94,7 @@ async fn interrupted() {
     }
 }
 
-/// Runs the demo, and returns its outcome. A run that ended and did not verify is a report.
-///
-/// # Errors
-/// The fault that kept the demo from running; [`Kind::NotVerified`] where `interrupted` completes first.
+/// Runs the demo until `interrupted` completes. A run that ended and did not verify is a report.
 async fn report(options: &Options, interrupted: impl Future<Output = ()>) -> Result<Report> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     // Brokers that outlive the run may hold topics of others: each run has its own types, and so its own topics.
@@ -149,8 +141,12 @@ async fn run_against(options: &Options, broker: &Broker, load: &workload::Settin
     let (kafka, kind) = if options.brokers.is_none() { ("a mock Kafka", "mock") } else { ("Kafka", "named") };
     let (postgres, seed, writers, seconds) = (server.major(), load.seed, options.writers, options.seconds);
     say(format_args!("Postgres {postgres} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
-    let consumer = Consumer::start(broker.brokers(), broker.topics())?;
-    let relay = RunningRelay::start(&server.conninfo(), broker.brokers())?;
+    let consumer = Consumer::start(&broker.brokers, &broker.topics)?;
+    let config = configure(&server.conninfo(), &broker.brokers)?;
+    let (stopper, stop) = stop_channel();
+    // Dropping the task abandons the relay where it is, as a crash does.
+    let relay = Box::pin(relay::run(config, Telemetry::new(Duration::from_secs(30)), stop));
+    let relay = AbortOnDropHandle::new(tokio::spawn(relay));
     let writing = Workload::start(&server.client_config(), load);
     let seconds = write(options, &writing, &relay, &consumer).await;
     writing.stop().await?;
@@ -161,7 +157,8 @@ async fn run_against(options: &Options, broker: &Broker, load: &workload::Settin
         // The checker finds what did not come.
         consumer.read_at_least(committed.len() as u64, QUIET).await;
     }
-    relay.stop().await?;
+    stopper.ask(Stop::Drain);
+    relay.await.map_err(|error| Error::new(Kind::Bug, format!("the relay's task: {error}")))??;
     let verdict = verify::verify(&committed, &consumer.finish().await?);
     let peak_memory_bytes = memory_bytes(std::process::id(), "VmHWM:");
     Ok(Report { seconds, seed, postgres, broker: kind, peak_memory_bytes, ..Report::new(&verdict) })
@@ -169,7 +166,12 @@ async fn run_against(options: &Options, broker: &Broker, load: &workload::Settin
 
 /// Waits for the end of the time to write, and tells the progress now and then. Returns the seconds that passed. Ends
 /// early where the relay or a writer has ended.
-async fn write(options: &Options, writing: &Workload, relay: &RunningRelay, consumer: &Consumer) -> f64 {
+async fn write(
+    options: &Options,
+    writing: &Workload,
+    relay: &AbortOnDropHandle<Result<()>>,
+    consumer: &Consumer,
+) -> f64 {
     let started = Instant::now();
     let mut next_line = SAY_EVERY;
     while started.elapsed() < Duration::from_secs(options.seconds) && !relay.is_finished() && !writing.is_broken() {
@@ -199,43 +201,6 @@ async fn make_slot(client: &Client) -> Result<()> {
         made.map_err(|error| Error::new(Kind::SlotUnusable, format!("making publication and slot: {error}")))?;
     }
     Ok(())
-}
-
-/// A relay at work. Dropping it abandons the relay where it is, as a crash does.
-struct RunningRelay {
-    stopper: Stopper,
-    task: JoinHandle<Result<()>>,
-}
-
-impl RunningRelay {
-    /// Starts the relay between a Postgres and these brokers.
-    fn start(conninfo: &str, brokers: &str) -> Result<Self> {
-        let config = configure(conninfo, brokers)?;
-        let (stopper, stop) = stop_channel();
-        let telemetry = Telemetry::new(Duration::from_secs(30));
-        Ok(RunningRelay { stopper, task: tokio::spawn(Box::pin(relay::run(config, telemetry, stop))) })
-    }
-
-    /// Whether the relay has ended by itself.
-    fn is_finished(&self) -> bool {
-        self.task.is_finished()
-    }
-
-    /// Tells the relay to stop, and waits until it has.
-    ///
-    /// # Errors
-    /// The relay's own.
-    async fn stop(mut self) -> Result<()> {
-        self.stopper.ask(Stop::Drain);
-        let ended = (&mut self.task).await;
-        ended.map_err(|error| Error::new(Kind::Bug, format!("the relay's task: {error}")))?
-    }
-}
-
-impl Drop for RunningRelay {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// The configuration that `walrelay run` would make of flags for these, with its defaults for the rest.

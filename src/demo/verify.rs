@@ -7,7 +7,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::sink::{hash, partition};
 
@@ -67,19 +67,25 @@ pub fn fingerprint(payload: Option<&[u8]>) -> u64 {
 }
 
 /// The defects, without payloads. A run without faults has none; one with faults may have duplicates.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Committed, never delivered: the id, and in brackets which event it is.
+    #[serde(serialize_with = "count")]
     pub lost: Vec<String>,
     /// Records beyond the first of an event.
+    #[serde(rename = "duplicated")]
     pub duplicates: usize,
     /// First deliveries behind a later version of the same aggregate: the id of that one, and of the event.
+    #[serde(serialize_with = "count")]
     pub out_of_order: Vec<(String, String)>,
     /// Delivered, never committed: the id, empty for none.
+    #[serde(serialize_with = "count")]
     pub phantom: Vec<String>,
     /// Ids of records in another topic or partition than the event's type and key call for.
+    #[serde(rename = "wrong_partition", serialize_with = "count")]
     pub misplaced: Vec<String>,
     /// Ids of records whose key or value differs from the row.
+    #[serde(serialize_with = "count")]
     pub altered: Vec<String>,
     /// Offsets that exist and were not read.
     pub unread: usize,
@@ -198,19 +204,10 @@ fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     missing.sum()
 }
 
-/// Defects of each kind that are named.
 const EXAMPLES_OF_EACH: usize = 3;
 
-/// How many [`Findings`] of each kind there are.
-#[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Defects {
-    lost: usize,
-    duplicated: usize,
-    out_of_order: usize,
-    phantom: usize,
-    wrong_partition: usize,
-    altered: usize,
-    unread: usize,
+fn count<T, S: Serializer>(list: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    list.len().serialize(serializer)
 }
 
 /// The outcome of one run.
@@ -229,7 +226,7 @@ pub(crate) struct Report {
     pub committed: u64,
     pub delivered: u64,
     #[serde(flatten)]
-    pub(super) defects: Defects,
+    pub(super) findings: Findings,
     /// Half of the events took at most this from their commit's time to a reader of the topic, in milliseconds: an upper
     /// bound of the time from commit to ack.
     pub commit_to_ack_p50_ms: Option<f64>,
@@ -237,32 +234,22 @@ pub(crate) struct Report {
     pub commit_to_ack_p99_ms: Option<f64>,
     /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is one, mock broker.
     pub peak_memory_bytes: Option<u64>,
-    /// The first defects in words.
     pub(super) examples: Vec<String>,
 }
 
 impl Report {
     /// What follows from the verdict; the rest is empty.
     pub(super) fn new(verdict: &Verdict) -> Self {
-        let findings = &verdict.findings;
-        let defects = Defects {
-            lost: findings.lost.len(),
-            duplicated: findings.duplicates,
-            out_of_order: findings.out_of_order.len(),
-            phantom: findings.phantom.len(),
-            wrong_partition: findings.misplaced.len(),
-            altered: findings.altered.len(),
-            unread: findings.unread,
-        };
+        let findings = verdict.findings.clone();
         Report {
             // A run in which nothing was committed shows nothing.
-            verified: *findings == Findings::default() && verdict.committed > 0,
+            verified: findings == Findings::default() && verdict.committed > 0,
             committed: verdict.committed,
             delivered: verdict.delivered,
             commit_to_ack_p50_ms: verdict.latency_ms(0.50),
             commit_to_ack_p99_ms: verdict.latency_ms(0.99),
-            defects,
             examples: findings.examples(EXAMPLES_OF_EACH),
+            findings,
             ..Report::default()
         }
     }
@@ -282,17 +269,17 @@ impl fmt::Display for Report {
         let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
         let memory =
             self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-        let Defects { lost, duplicated, out_of_order, phantom, wrong_partition, altered, unread } = &self.defects;
+        let of = &self.findings;
         let mut rows = vec![
             ("committed", self.committed.to_string()),
             ("delivered", self.delivered.to_string()),
-            ("lost", lost.to_string()),
-            ("duplicated", duplicated.to_string()),
-            ("out of order", out_of_order.to_string()),
+            ("lost", of.lost.len().to_string()),
+            ("duplicated", of.duplicates.to_string()),
+            ("out of order", of.out_of_order.len().to_string()),
         ];
-        let rare =
-            [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
-        let rare = rare.into_iter().filter(|(_, count)| **count > 0);
+        let (phantom, misplaced, altered) = (of.phantom.len(), of.misplaced.len(), of.altered.len());
+        let rare = [("phantom", phantom), ("wrong partition", misplaced), ("altered", altered), ("unread", of.unread)];
+        let rare = rare.into_iter().filter(|(_, count)| *count > 0);
         rows.extend(rare.map(|(name, count)| (name, count.to_string())));
         rows.extend([
             ("commit to reader, p50", millis(self.commit_to_ack_p50_ms)),
@@ -440,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_aligned_and_a_clean_run_shows_no_rare_defects() {
+    fn a_report_is_an_aligned_table_or_json_and_nothing_committed_is_not_verified() {
         let verdict =
             Verdict { committed: 20_000, delivered: 20_000, latencies_us: vec![5_000; 9], ..Verdict::default() };
         let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(&verdict) };
@@ -450,20 +437,11 @@ mod tests {
         assert!(value_ends.iter().all(|end| *end == value_ends[0]), "{value_ends:?}\n{text}");
         assert!(text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"), "{text}");
         assert!(!text.contains("phantom") && text.contains("64 MiB"), "{text}");
-    }
-
-    #[test]
-    fn nothing_committed_is_not_verified_and_says_so() {
-        let report = Report::new(&Verdict::default());
-        assert!(!report.verified);
-        assert!(report.summary().contains("nothing was committed"));
-    }
-
-    #[test]
-    fn the_json_object_has_the_numbers_at_its_top_level() {
+        let nothing = Report::new(&Verdict::default());
+        assert!(!nothing.verified && nothing.summary().contains("nothing was committed"));
         let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
-        let verdict = Verdict { committed: 10, delivered: 7, findings, ..Verdict::default() };
-        let json = serde_json::to_value(Report::new(&verdict)).unwrap();
+        let json =
+            serde_json::to_value(Report::new(&Verdict { committed: 10, findings, ..Verdict::default() })).unwrap();
         assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
         assert!(json["commit_to_ack_p99_ms"].is_null());
     }

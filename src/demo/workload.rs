@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_postgres::{Client, Statement};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::postgres::connect;
 use super::verify::{Committed, fingerprint};
@@ -25,7 +25,6 @@ pub const OUTBOX_TABLE: &str = "public.outbox";
 /// Longest time between a transaction's id and its first lock, where the id is taken early.
 const EARLY_MAX: Duration = Duration::from_millis(8);
 
-/// Rows fetched at a time when the outbox is read.
 const LEDGER_BATCH: i32 = 10_000;
 
 /// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and inserts the event of it. The
@@ -47,10 +46,8 @@ begin
 end $$;
 "#;
 
-/// So many events of one aggregate.
 const EMIT: &str = "select emit($1, $2, $3) from generate_series(1, $4::int)";
 
-/// Changes that are not published.
 const NOISE: &str = "insert into noise select n, repeat('y', 200) from generate_series(1, $1::int) n";
 
 const LEDGER: &str = "
@@ -155,7 +152,7 @@ pub async fn ledger(client: &mut Client, topic_prefix: &str) -> Result<Vec<Commi
 pub struct Workload {
     counts: Arc<Counts>,
     stop: watch::Sender<bool>,
-    writers: Vec<JoinHandle<Result<()>>>,
+    writers: Vec<AbortOnDropHandle<Result<()>>>,
 }
 
 impl Workload {
@@ -171,7 +168,7 @@ impl Workload {
                 counts: Arc::clone(&counts),
                 stopped: stopped.clone(),
             };
-            tokio::spawn(writer.run())
+            AbortOnDropHandle::new(tokio::spawn(writer.run()))
         };
         let writers = (0..settings.writers).map(writer).collect();
         Workload { counts, stop, writers }
@@ -184,26 +181,18 @@ impl Workload {
 
     /// Whether a writer has ended by itself, which only an error makes it do.
     pub fn is_broken(&self) -> bool {
-        self.writers.iter().any(JoinHandle::is_finished)
+        self.writers.iter().any(|writer| writer.is_finished())
     }
 
     /// Lets each writer end its transaction, and waits for all. Gives the first error that a writer met.
-    pub async fn stop(mut self) -> Result<Arc<Counts>> {
+    pub async fn stop(self) -> Result<Arc<Counts>> {
         self.stop.send_replace(true);
         let mut outcome = Ok(());
-        for writer in std::mem::take(&mut self.writers) {
+        for writer in self.writers {
             let ended = writer.await.map_err(|error| Error::new(Kind::Bug, format!("a writer panicked: {error}")));
             outcome = outcome.and(ended.and_then(|ended| ended));
         }
         outcome.map(|()| Arc::clone(&self.counts))
-    }
-}
-
-impl Drop for Workload {
-    fn drop(&mut self) {
-        for writer in &self.writers {
-            writer.abort();
-        }
     }
 }
 

@@ -17,7 +17,6 @@ pub(crate) struct Delivered<'a> {
     pub offset: i64,
     pub id: Option<&'a [u8]>,
     pub key: Option<&'a [u8]>,
-    /// Whether it was published again on request.
     pub is_replay: bool,
 }
 
@@ -26,7 +25,6 @@ struct Topic {
     name: String,
     /// Rows without a record so far.
     owed: u64,
-    /// The index of the first flow into it.
     first: u32,
 }
 
@@ -42,7 +40,6 @@ struct Row {
     owed: u32,
 }
 
-/// A record without a compared row.
 #[derive(Debug)]
 struct Stray {
     records: u32,
@@ -53,7 +50,6 @@ struct Stray {
     is_outside: bool,
 }
 
-/// The newest row of a key that arrived in a partition.
 #[derive(Debug, Clone, Copy)]
 struct Newest {
     rank: u32,
@@ -137,7 +133,6 @@ impl Comparison {
         row.owed += 1;
     }
 
-    /// Adds a row that cannot be routed, and the reason.
     pub(crate) fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
         self.found.unroutable += 1;
         if self.found.unroutable_rows.len() < self.examples_max {
@@ -152,7 +147,6 @@ impl Comparison {
         self.topics.iter().map(|topic| topic.name.as_str())
     }
 
-    /// The number of rows without a record so far in this topic.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
         let number = self.numbers.get(topic).copied();
         number.and_then(|number| self.topics.get(number as usize)).map_or(0, |topic| topic.owed)
@@ -326,7 +320,6 @@ pub(crate) struct Counts {
     pub unknown: u64,
     /// Records of rows that were not compared: outside the range, newer than the snapshot, or for another topic.
     pub outside: u64,
-    /// Records that were published again on request.
     pub replayed: u64,
 }
 
@@ -406,22 +399,17 @@ enum Name {
     Bytes(Arc<[u8]>),
 }
 
-const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-
 impl Name {
     fn of(bytes: &[u8]) -> Name {
-        uuid(bytes)
-            .map(Name::Uuid)
-            .or_else(|| number(bytes).map(Name::Number))
-            .unwrap_or_else(|| Name::Bytes(bytes.into()))
+        uuid(bytes).or_else(|| number(bytes).map(Name::Number)).unwrap_or_else(|| Name::Bytes(bytes.into()))
     }
 
     fn bytes(&self) -> Vec<u8> {
         match self {
             Name::Uuid(bytes) => {
-                let hyphen = |at: usize| if [4, 6, 8, 10].contains(&at) { "-" } else { "" };
-                let hex = |(at, byte): (usize, &u8)| format!("{}{byte:02x}", hyphen(at));
-                bytes.iter().enumerate().map(hex).collect::<String>().into_bytes()
+                let mut text = format!("{:032x}", u128::from_be_bytes(*bytes));
+                [20, 16, 12, 8].into_iter().for_each(|at| text.insert(at, '-'));
+                text.into_bytes()
             }
             Name::Number(number) => number.to_string().into_bytes(),
             Name::Bytes(bytes) => bytes.to_vec(),
@@ -435,24 +423,10 @@ impl Name {
 }
 
 /// The value of a UUID in the text form of Postgres, so that the text can be restored.
-fn uuid(bytes: &[u8]) -> Option<[u8; 16]> {
-    if bytes.len() != 36 || HYPHENS.iter().any(|at| bytes.get(*at) != Some(&b'-')) {
-        return None;
-    }
-    let mut made = [0; 16];
-    let mut digits = bytes.iter().enumerate().filter(|(at, _)| !HYPHENS.contains(at)).map(|(_, byte)| digit(*byte));
-    for byte in &mut made {
-        *byte = digits.next()?? << 4 | digits.next()??;
-    }
-    Some(made)
-}
-
-fn digit(byte: u8) -> Option<u8> {
-    match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    }
+fn uuid(bytes: &[u8]) -> Option<Name> {
+    let digits = std::str::from_utf8(bytes).ok().filter(|text| text.len() == 36)?.replace('-', "");
+    let uuid = Name::Uuid(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes());
+    (uuid.bytes() == bytes).then_some(uuid)
 }
 
 fn number(bytes: &[u8]) -> Option<i64> {

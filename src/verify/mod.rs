@@ -22,14 +22,12 @@ use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 /// The pause between two reads of topics that lack records.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// The progress of a read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading<'t> {
     pub topic: &'t str,
     /// The number of the topic, from 1.
     pub number: usize,
     pub topics: usize,
-    /// The records that were read of the topic.
     pub records: u64,
     /// The offsets of the topic that are read, at least as many as its records.
     pub of: u64,
@@ -85,7 +83,6 @@ impl RecordReader {
         (absent.collect(), self.cut.iter().cloned().collect())
     }
 
-    /// Reads the new records of a topic since its last read.
     fn topic(
         &mut self,
         mut reading: Reading<'_>,
