@@ -19,6 +19,8 @@ const OUTBOX: &str = r#"
 [delivery]
 on_error = "park"
 retry_base = "300ms"
+[kafka]
+max_in_flight_events = 50
 [outbox]
 pending = "status = 'NEW'"
 mark = "status = 'SENT', sent_at = now()"
@@ -98,18 +100,15 @@ fn each_query_of_the_dashboard_returns_data() {
     let parked = || relay.metric("walrelay_waiting_events");
     eventually("an event is parked", ARRIVAL, parked, |parked| *parked > Some(0.0));
     proxy.refuse();
-    let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("kafka_disconnected"));
-    eventually("the brokers are away", ARRIVAL, is_out, |out| *out);
-    eventually(
-        "intake is closed",
-        ARRIVAL,
-        || relay.metrics(),
-        |text| text.lines().any(|line| line.starts_with("walrelay_intake_closed") && line.ends_with(" 1")),
-    );
+    // The outage has to last until Prometheus has seen it. A relay with a new producer, too, is not connected for a
+    // moment, which is no error.
+    let has_data = |query: &str| eventually(query, LIMIT, || moments(&prometheus, query), |data| *data > Some(0.0));
+    has_data("increase(walrelay_errors_total[10s]) > 0");
+    has_data("walrelay_intake_closed == 1");
     proxy.resume();
     eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
     for query in queries() {
-        eventually(&query, LIMIT, || moments(&prometheus, &query), |moments| *moments > Some(0.0));
+        has_data(&query);
     }
     writers.stop();
     others.stop();

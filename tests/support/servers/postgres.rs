@@ -87,11 +87,22 @@ impl Postgres {
     /// A server of the test's own, with `settings` in addition to those for logical replication.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
+        Postgres::trusting(Postgres::unmade(programs(major), configuration(settings)))
+    }
+
+    /// The same with a clock that is off by `offset`, such as `+1h`, through libfaketime.
+    #[track_caller]
+    pub(crate) fn with_clock(major: u32, offset: &str) -> Postgres {
+        Postgres::trusting(Postgres::unmade(with_clock(&programs(major), offset), configuration(&[])))
+    }
+
+    #[track_caller]
+    fn trusting(server: PrivatePostgres) -> Postgres {
         let rules = format!(
             "local all all trust\nlocal replication postgres trust\nhost all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
              host replication postgres 127.0.0.1/32 trust\n"
         );
-        Postgres::made(major, settings, &rules, &[])
+        Postgres::made(server, &rules, &[])
     }
 
     /// A server of the test's own with TLS as `identity`, which accepts client certificates of `root`. The role
@@ -100,14 +111,13 @@ impl Postgres {
     pub(crate) fn secured(major: u32, identity: &Identity, root: &Path, rules: &str) -> Postgres {
         let files = [("server.crt", &*identity.certificate), ("server.key", &*identity.key), ("root.crt", root)];
         let settings = [("ssl", "on"), ("ssl_ca_file", "root.crt")];
-        Postgres::made(major, &settings, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
+        let server = Postgres::unmade(programs(major), configuration(&settings));
+        Postgres::made(server, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
     }
 
-    /// Creates and starts a server, with `files` copied into the data directory.
+    /// Creates the data and starts the server, with `files` copied into the data directory.
     #[track_caller]
-    fn made(major: u32, settings: &[(&str, &str)], rules: &str, files: &[(&str, &Path)]) -> Postgres {
-        let settings = settings.iter().map(|(name, value)| format!("{name} = '{value}'\n")).collect::<String>();
-        let server = Postgres::unmade(major, format!("{CONFIGURATION}{settings}"));
+    fn made(server: PrivatePostgres, rules: &str, files: &[(&str, &Path)]) -> Postgres {
         server.initdb().expect("initdb");
         let data = server.data_dir();
         std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
@@ -124,7 +134,7 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
         let major = primary.server().major();
-        let server = Postgres::unmade(major, String::new());
+        let server = Postgres::unmade(programs(major), String::new());
         let data = server.data_dir();
         let sql = primary.sql();
         sql.run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
@@ -152,14 +162,13 @@ impl Postgres {
         Postgres::started(server)
     }
 
-    /// A server without data, in a directory of this run.
+    /// A server of these programs without data, in a directory of this run.
     #[track_caller]
-    fn unmade(major: u32, configuration: String) -> PrivatePostgres {
+    fn unmade(programs: PathBuf, configuration: String) -> PrivatePostgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let bin = Some(programs(major));
-        let dir = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let dir = run_directory().join(format!("postgres-server-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&dir).expect("directory of a Postgres");
-        let settings = Settings { bin, dir: Some(dir), password: false, configuration };
+        let settings = Settings { bin: Some(programs), dir: Some(dir), password: false, configuration };
         PrivatePostgres::new(settings).expect("a private Postgres")
     }
 
@@ -266,6 +275,32 @@ impl Postgres {
         self.server().stop_fast(deadline).expect("Postgres stops");
         started.elapsed()
     }
+}
+
+fn configuration(settings: &[(&str, &str)]) -> String {
+    let settings = settings.iter().map(|(name, value)| format!("{name} = '{value}'\n"));
+    settings.fold(CONFIGURATION.to_owned(), |text, line| text + &line)
+}
+
+/// These programs, of which the server has a clock that is off by `offset`.
+#[track_caller]
+fn with_clock(programs: &Path, offset: &str) -> PathBuf {
+    let libraries = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let libraries = libraries.map(|folder| format!("{folder}/faketime/libfaketime.so.1"));
+    let library = libraries.iter().find(|path| Path::new(path).exists()).expect("install libfaketime");
+    let shifted = run_directory().join(format!("postgres-at{offset}"));
+    std::fs::create_dir(&shifted).expect("a folder for programs");
+    std::os::unix::fs::symlink(programs.join("initdb"), shifted.join("initdb")).expect("initdb");
+    let (server, program) = (shifted.join("postgres"), programs.join("postgres"));
+    // A program that is being written cannot be run, and a process that another thread starts meanwhile has the file open.
+    let script = format!(
+        "printf '%s\\n' '#!/bin/sh' 'export LD_PRELOAD={library} FAKETIME={offset} FAKETIME_DONT_FAKE_MONOTONIC=1' \
+         'exec {} \"$@\"' >{server} && chmod 755 {server}",
+        program.display(),
+        server = server.display()
+    );
+    assert!(Command::new("sh").args(["-c", &script]).status().expect("sh").success(), "no {}", server.display());
+    shifted
 }
 
 fn with_database(url: &str, database: &str) -> String {
