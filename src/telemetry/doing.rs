@@ -77,6 +77,7 @@ pub(super) fn count(number: f64) -> String {
 pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
         under if under == 0.0 || (10.0..120.0).contains(&under) => format!("{under:.0} s"),
+        under if under < 0.1 => format!("{:.1} ms", under * 1_000.0),
         under if under < 10.0 => format!("{under:.1} s"),
         under if under < 7_200.0 => format!("{:.0} min", under / 60.0),
         hours => format!("{:.1} h", hours / 3_600.0),
