@@ -264,7 +264,6 @@ fn a_tuple_with_a_wrong_count_length_or_kind_is_refused() {
 }
 
 proptest! {
-
     #[test]
     fn arbitrary_bytes_behind_a_known_tag_never_panic(
         tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),

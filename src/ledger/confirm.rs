@@ -70,6 +70,7 @@ impl Confirm {
         Some(self.last_begun + interval)
     }
 
+    /// A store of the position from [`Confirm::due`] begins; the caller begins no other before it ends.
     pub(crate) fn begun(&mut self, events: u64, now: Duration) {
         debug_assert!(!self.busy, "one store at a time");
         self.busy = true;

@@ -113,7 +113,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let mut session = Session::log_in(stream, &start_up).await?;
         session.set_frame_bytes_max(FRAME_BYTES_MAX);
         for name in ["client_encoding", "DateStyle", "TimeZone", "IntervalStyle"] {
-            check_parameter(name, session.parameter(name).unwrap_or_default())?;
+            check_parameter(name, session.parameter(name))?;
         }
         // The server reports these two only on request.
         for name in ["bytea_output", "extra_float_digits"] {

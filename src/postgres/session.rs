@@ -53,7 +53,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     /// Memory is bounded by 64 KiB per message; the caller bounds the time. Notices are dropped.
     pub(crate) async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
         let act = While::Connecting(start_up.place);
-        let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters: BTreeMap::new() };
+        let parameters = start_up.parameters.iter().map(|(name, _)| ((*name).to_owned(), String::new())).collect();
+        let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters };
         let mut packet = BytesMut::new();
         let user = ("user", start_up.user);
         frontend::startup_message(std::iter::once(user).chain(start_up.parameters.iter().copied()), &mut packet)
@@ -72,8 +73,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         }
     }
 
-    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
-        self.parameters.get(name).map(String::as_str)
+    /// What the server reports for a setting of the start-up packet; empty where it reports nothing. Others are not kept.
+    pub(crate) fn parameter(&self, name: &str) -> &str {
+        self.parameters.get(name).map_or("", String::as_str)
     }
 
     /// Runs one statement with the simple protocol and returns the rows of all its results.
@@ -141,8 +143,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
                     b'N' => {}
                     b'S' => {
                         let setting = parameter_status(body);
-                        self.parameters
-                            .extend([setting.ok_or_else(|| fault::protocol(act, "a setting is cut short"))?]);
+                        let (name, value) = setting.ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
+                        self.parameters.entry(name).and_modify(|reported| *reported = value);
                     }
                     tag => return Ok((tag, body.to_vec())),
                 }

@@ -35,6 +35,7 @@ pub(super) struct Batches {
 struct Batch {
     /// Has an event once all its records are acked.
     span: Span,
+    links: Vec<TraceContext>,
     first: Ticket,
     last: Ticket,
     /// Commit LSNs of its first and last event.
@@ -57,19 +58,16 @@ impl Batch {
             start_time_unix_nano: now(),
             ..Span::default()
         };
-        Batch { span, first: ticket, last: ticket, first_lsn: lsn, last_lsn: lsn, events: 0, bytes: 0, failed: 0 }
+        let (first, last, first_lsn, last_lsn) = (ticket, ticket, lsn, lsn);
+        Batch { span, links: Vec::new(), first, last, first_lsn, last_lsn, events: 0, bytes: 0, failed: 0 }
     }
 
     /// Links the trace of an event. Beyond [`LINKS_MAX`], links are only counted.
     fn link(&mut self, trace: TraceContext) {
-        let span = &mut self.span;
-        if span.links.len() >= LINKS_MAX {
-            span.dropped_links_count = span.dropped_links_count.saturating_add(1);
-            return;
-        }
-        let link = trace.link();
-        if !span.links.contains(&link) {
-            span.links.push(link);
+        if self.links.len() >= LINKS_MAX {
+            self.span.dropped_links_count = self.span.dropped_links_count.saturating_add(1);
+        } else if !self.links.contains(&trace) {
+            self.links.push(trace);
         }
     }
 
@@ -88,7 +86,8 @@ impl Batch {
             text("walrelay.last_lsn", self.last_lsn.to_string()),
         ];
         let (name, status) = (format!("deliver {slot}"), Some(self.span.status.unwrap_or_default()));
-        Span { name, end_time_unix_nano: now(), attributes, status, ..self.span }
+        let links = self.links.iter().map(TraceContext::link).collect();
+        Span { name, end_time_unix_nano: now(), attributes, status, links, ..self.span }
     }
 }
 

@@ -112,9 +112,12 @@ impl RelayProducer {
         published: Option<Published>,
         same_server: bool,
     ) -> Result<Box<Pipeline<AnySink>>> {
-        let (sink, start) = match std::mem::replace(&mut self.state, State::Absent) {
-            State::Running(pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
-                Belongs::Here => return Ok(pipeline),
+        let (sink, start) = match self.take() {
+            State::Running(mut pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
+                Belongs::Here => {
+                    pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
+                    return Ok(pipeline);
+                }
                 Belongs::ToAnotherServer => {
                     let what = "another server or timeline answers; starting after the position that is stored for it";
                     return Err(Error::new(Kind::PostgresUnreachable, what));

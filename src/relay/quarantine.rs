@@ -431,6 +431,11 @@ mod tests {
         let too_large = Error::new(Kind::RecordTooLarge, "too large");
         let mut quarantine = Quarantine::default();
         quarantine.reject(row(1), error("large"));
+        quarantine.give_up(&row(1), &Verdict::of(error("large")));
+        assert!(!quarantine.refused(&row(1), None, &error("invalid")) && !quarantine.reject(row(1), error("invalid")));
+        assert!(!quarantine.verdict(&row(1)).unwrap().without_value, "only its size is a reason");
+        quarantine = Quarantine::default();
+        quarantine.reject(row(1), error("large"));
         // With what may be sent behind it, with what was refused too, alone, and without its value.
         let tries = [(false, true, false), (true, true, false), (false, true, true), (false, false, true)];
         for (with_others, is_known, without_value) in tries {

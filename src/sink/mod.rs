@@ -77,7 +77,7 @@ pub enum EnqueueError {
 /// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
 /// behind it is delivered. What is not acked when a sink is dropped never counts as delivered.
 pub trait Sink: Send {
-    /// Takes one record, copying it. Never blocks.
+    /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
 
     /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call

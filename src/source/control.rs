@@ -28,7 +28,8 @@ const PAIR: &str = include_str!("../../sql/source/pair.sql");
 /// The longest interval of pings: a dead session is noticed within this and the query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// Shorter than the client's limit: the session outlives a wait for a lock. Does not end a commit's wait for standbys.
+/// Shorter than the client's limit: the server ends a statement that waits for a lock, and the session stays usable. Does not
+/// end a commit's wait for standbys.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// The objects that the control session reads.
@@ -228,6 +229,7 @@ impl Control {
     }
 
     /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.
+    /// Errors: those of the question; [`Kind::PostgresUnreachable`] once the session is over.
     pub(crate) async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,

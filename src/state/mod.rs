@@ -107,7 +107,8 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
     })
 }
 
-/// The value stored under this configuration's key; none where the store is the slot, which keeps only a position.
+/// The value stored under this configuration's key; none where nothing is stored, or where the store is the slot, which keeps
+/// only a position.
 ///
 /// Of Kafka it needs the right to read and describe the topic, and half a minute at most. Nothing is created.
 pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {

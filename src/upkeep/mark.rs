@@ -501,5 +501,6 @@ mod tests {
         assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);
         let answer = |number| if number == 0 { Ok(()) } else { Err(number) };
         assert_eq!(try_join_all((0..TOGETHER).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
+        assert!(sent.take().iter().copied().take(TOGETHER).eq(0..TOGETHER));
     }
 }

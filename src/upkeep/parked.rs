@@ -586,4 +586,18 @@ mod tests {
             assert_eq!(class_of(kind.class()), kind.class());
         }
     }
+
+    #[test]
+    fn parked_events_of_an_outbox_that_is_not_configured_are_refused() {
+        let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), [OutboxConfig::default()]);
+        let left = |outbox: &str, count| Left { outbox: outbox.to_owned(), key_by: None, count };
+        let known = left(&outboxes[0].source.to_string(), 5);
+        all_configured(std::slice::from_ref(&known), &slot, &outboxes).unwrap();
+        let all = [known, left("sales.Old", 2), left("sales.Old", 1), left("mail", 4)];
+        let error = all_configured(&all, &slot, &outboxes).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.cause().contains("4 of outbox mail, 3 of outbox sales.Old"), "{error}");
+        let fix = error.what_to_do().unwrap();
+        assert!(fix.contains("drop --outbox 'mail'") && fix.contains("slot = 'shop' and outbox = 'mail'"), "{fix}");
+    }
 }

@@ -221,7 +221,7 @@ fn given_up(on_error: &str, counts: &Counts) -> (u64, u64) {
 /// P10.
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_with_the_last_ack_a_failure_or_at_its_deadline() {
-    let (mut relay, limit, (_stopper, mut stop)) = (relay("stop"), Duration::from_secs(30), stop_channel());
+    let (mut relay, limit, (stopper, mut stop)) = (relay("stop"), Duration::from_secs(30), stop_channel());
     let ends = [
         (NoError, At::Late, Ok(true), RETRY_INTERVAL),
         (NoError, At::Never, Ok(false), limit),
@@ -235,6 +235,11 @@ async fn a_drain_ends_with_the_last_ack_a_failure_or_at_its_deadline() {
         assert_eq!(ended.map_err(|error| error.kind()), expected, "{at:?}");
         assert!((after..=after + RETRY_INTERVAL).contains(&began.elapsed()), "{at:?}");
     }
+    let (mut pipeline, began) = (begin(&mut relay, Failing::new(NoError, At::Never)), Instant::now());
+    take_in(&mut pipeline, &PLACED).unwrap();
+    stopper.ask(Stop::Now);
+    assert_eq!(drain::drain(&mut pipeline.publisher, began + limit, &mut stop).await, Ok(false));
+    assert_eq!(began.elapsed(), Duration::ZERO, "a second signal ends it at once");
 }
 
 #[tokio::test(start_paused = true)]
