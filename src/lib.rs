@@ -71,7 +71,9 @@
 //!
 //! ## Promises
 //!
-//! Code and tests cite these by number.
+//! Code and tests cite these by number. The first line of each file in `tests/live/` names the promise that the file
+//! tests, or a page of `docs/`: `grep -l P2 tests/live/*.rs` lists the tests of P2. `tests/simulation/` tests the core
+//! against models of Postgres and Kafka, under faults.
 //!
 //! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit, plus the number of
 //!   events delivered from the next transaction. It is never a row's LSN. The relay confirms the end LSN of a stored
