@@ -72,7 +72,7 @@
 //! ## Promises
 //!
 //! Code and tests cite these by number. The first line of each file in `tests/live/` names the promise that the file
-//! tests, or a page of `docs/`: `grep -l P2 tests/live/*.rs` lists the tests of P2. `tests/simulation/` tests the core
+//! tests, or a page of `docs/`: `grep -rl P2 tests/live` lists the tests of P2. `tests/simulation/` tests the core
 //! against models of Postgres and Kafka, under faults.
 //!
 //! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit, plus the number of
