@@ -315,27 +315,34 @@ impl ReplicationLoop<'_> {
     }
 
     async fn job_done(&mut self, done: Done) -> Result<()> {
-        match done {
-            Done::Stored(store, position, result) => self.stored(store, position, result).await?,
-            Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store)?,
-            Done::Pending(Ok((rows, lsn)), settled) => self.looked_for_pending(rows, lsn, &settled),
+        let answered = match done {
+            Done::Stored(store, position, result) => return self.stored(store, position, result).await,
+            Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store),
+            Done::Measured(result) => result.map(|measured| self.measured(&measured)),
+            Done::Kept(result, outbox) => result.map(|found| self.looked_for_row(found, outbox)),
+            Done::Paired(result) => result.map(|(snapshot, lsn)| {
+                self.jobs.paired_at = self.pipeline.publisher.counts().acked;
+                self.pipeline.trail.took(snapshot, lsn);
+            }),
+            Done::Pending(Ok((rows, lsn)), settled) => {
+                self.looked_for_pending(rows, lsn, &settled);
+                Ok(())
+            }
             // A table that is read through each time takes too long, and must not hold up the stream.
             Done::Pending(Err(error), _) => {
                 if let Some(requeued) = &mut self.requeued {
                     requeued.warn(&self.shared.process.config.source.slot, &error);
                 }
                 self.jobs.put_off_watch(Instant::now());
+                Ok(())
             }
-            Done::Kept(found, outbox) => self.looked_for_row(found?, outbox),
-            Done::Paired(pair) => {
-                let (snapshot, lsn) = pair?;
-                self.jobs.paired_at = self.pipeline.publisher.counts().acked;
-                self.pipeline.trail.took(snapshot, lsn);
+            Done::Tail(topic, tail, result) => {
+                self.tail_read(&topic, tail, result);
+                Ok(())
             }
-            Done::Tail(topic, tail, result) => self.tail_read(&topic, tail, result),
-            Done::Measured(result) => self.measured(&result?),
-        }
-        Ok(())
+        };
+        // The end of the session is an input of its own: only that tells a shutdown of Postgres from a lost connection (P7).
+        if self.session.control.is_over() { Ok(()) } else { answered }
     }
 
     async fn stored(&mut self, store: AnyStore, position: Position, result: Result<()>) -> Result<()> {

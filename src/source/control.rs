@@ -143,6 +143,11 @@ impl Control {
         }
     }
 
+    /// Whether the session has ended, and [`Control::closed`] says why.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.ended.borrow().is_some()
+    }
+
     /// Publication and each table as they are now. With `before`, the answer has new names after a rename.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);

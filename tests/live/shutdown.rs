@@ -3,7 +3,7 @@
 use crate::support::proxy::Way;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::LIMIT;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -45,9 +45,15 @@ fn a_fast_shutdown_of_postgres_with_kafka_frozen_ends_at_the_drain_deadline() {
     writers.wait_for(50);
     writers.stop();
     let committed = world.committed();
+    // The server announces the shutdown as the answer to a query, where there is one.
+    let blocking = world.sql();
+    blocking.run("begin; lock table pg_authid in access exclusive mode");
+    let waits = "select count(*) from pg_locks where relation = 'pg_authid'::regclass and not granted";
+    eventually("the relay's query waits", LIMIT, || blocking.text(waits), |count| count == "1");
 
     let took = postgres.stop_fast(LIMIT);
     eprintln!("fast shutdown with Kafka frozen: {took:?}");
+    assert!(relay.log().contains("postgres_shutting_down"), "{}", relay.log());
     postgres.start();
     proxy.resume();
     assert_eq!(world.committed(), committed);
