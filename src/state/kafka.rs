@@ -79,7 +79,7 @@ async fn blocking<T: Send + 'static>(
 
 /// How long a topic that was created may stay unknown to the brokers, and the pause before they are asked again.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
-const KNOWN_RETRY: Duration = Duration::from_millis(100);
+const KNOWN_RETRY: Duration = Duration::from_millis(10);
 
 /// Replicas of a topic we create, where there are as many brokers.
 const REPLICAS_MAX: usize = 3;
