@@ -11,7 +11,7 @@ use crate::demo;
 use crate::error::{Error, Flag, Kind, NextCommand, Result};
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
-use crate::sink::kafka::producer::linked_versions;
+use crate::sink::kafka::native::linked_versions;
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Telemetry, http, logging};

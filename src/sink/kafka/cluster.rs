@@ -1,16 +1,13 @@
-//! What the brokers say about themselves, about topics, and about the rights of this client. Asks only; creates nothing.
+//! The brokers' description of themselves, of topics, and of the rights of this client. Creates nothing.
 
-use std::ffi::{CString, c_char};
-use std::ptr::null_mut;
 use std::time::Duration;
 
 use rdkafka::admin::{ConfigResource, ResourceSpecifier};
-use rdkafka::bindings;
-use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::util::get_rdkafka_version;
 
 use super::faults::{self, Subject};
+use super::native::{Answer, Described, describe};
 use super::options::Options;
 use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
@@ -37,7 +34,7 @@ pub(crate) enum Topic {
     Refused(Error),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Description {
     pub partitions: usize,
     /// Partitions without a leader: they take no record.
@@ -66,7 +63,7 @@ impl Cluster {
     }
 
     fn ask(admin: &TopicAdmin, broker: i32, topics: &[String]) -> Result<Cluster, RDKafkaErrorCode> {
-        let described = describe(admin.0.inner(), topics, broker)?;
+        let described = describe(admin.0.inner(), topics, broker, ADMIN_TIMEOUT)?;
         let missing = topics.iter().zip(&described).filter(|(_, answer)| is_missing(answer));
         let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
         let mut creations = admin.may_create(&missing).into_iter();
@@ -92,7 +89,7 @@ impl Cluster {
                 .map(|(name, answer)| {
                     let settings = settings.next();
                     match answer {
-                        Ok(described) => Topic::Exists(described.with(settings)),
+                        Ok(described) => Topic::Exists(Description::of(&described, settings)),
                         Err(_) if is_missing(&answer) => Topic::Missing(creations.next().unwrap_or(Ok(()))),
                         Err(code) => Topic::Refused(faults::explain(code, of_topic(name))),
                     }
@@ -115,13 +112,18 @@ fn is_missing(answer: &Answer) -> bool {
 }
 
 impl Description {
-    fn with(self, settings: Option<&ConfigResource>) -> Description {
+    fn of(described: &Described, settings: Option<&ConfigResource>) -> Description {
         let of = |name| value(settings?, name);
+        let Described { partitions, leaderless, replicas, may_read, may_write } = *described;
         Description {
+            partitions,
+            leaderless,
+            replicas,
+            may_read,
+            may_write,
             message_max_bytes: of("max.message.bytes").and_then(|value| value.parse().ok()),
             in_sync_min: of("min.insync.replicas").and_then(|value| value.parse().ok()),
             cleanup_policy: of("cleanup.policy"),
-            ..self
         }
     }
 
@@ -149,80 +151,4 @@ fn of_topic(topic: &str) -> Subject<'_> {
 
 fn value(settings: &ConfigResource, name: &str) -> Option<String> {
     settings.get(name)?.value.clone()
-}
-
-/// A topic, or why a broker does not describe it.
-type Answer = Result<Description, RDKafkaErrorCode>;
-
-/// Describes topics, with the operations that this client may do on them, in the order of `topics`.
-#[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
-fn describe<C: ClientContext>(
-    client: &Client<C>,
-    topics: &[String],
-    broker: i32,
-) -> Result<Vec<Answer>, RDKafkaErrorCode> {
-    let names = topics.iter().map(|topic| CString::new(topic.as_str())).collect::<Result<Vec<_>, _>>();
-    let names = names.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
-    let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-    let timeout_ms = i32::try_from(ADMIN_TIMEOUT.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the handle is valid while the client is borrowed, and may be used by any thread. Names, options, queue and
-    // event are this function's, and are valid until they are destroyed, once each, at the end. librdkafka copies names and
-    // options, and `answers` copies what the event lends.
-    unsafe {
-        let handle = client.native_ptr();
-        let queue = bindings::rd_kafka_queue_new(handle);
-        let asked = bindings::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
-        let kind = bindings::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
-        let options = bindings::rd_kafka_AdminOptions_new(handle, kind);
-        bindings::rd_kafka_AdminOptions_set_request_timeout(options, timeout_ms, null_mut(), 0);
-        bindings::rd_kafka_AdminOptions_set_broker(options, broker, null_mut(), 0);
-        bindings::rd_kafka_error_destroy(bindings::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1));
-        bindings::rd_kafka_DescribeTopics(handle, asked, options, queue);
-        // librdkafka keeps to its own time-out.
-        let event = bindings::rd_kafka_queue_poll(queue, timeout_ms.saturating_mul(2));
-        let answers = if event.is_null() { Err(RDKafkaErrorCode::OperationTimedOut) } else { answers(event) };
-        bindings::rd_kafka_event_destroy(event);
-        bindings::rd_kafka_AdminOptions_destroy(options);
-        bindings::rd_kafka_TopicCollection_destroy(asked);
-        bindings::rd_kafka_queue_destroy(queue);
-        answers
-    }
-}
-
-#[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
-unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>, RDKafkaErrorCode> {
-    use bindings::rd_kafka_AclOperation_t as Operation;
-    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of the arrays.
-    unsafe {
-        let code = RDKafkaErrorCode::from(bindings::rd_kafka_event_error(event));
-        let result = bindings::rd_kafka_event_DescribeTopics_result(event);
-        if code != RDKafkaErrorCode::NoError || result.is_null() {
-            return Err(code);
-        }
-        let (mut count, mut partitions, mut replicas, mut operations) = (0, 0, 0, 0);
-        let topics = bindings::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
-        let answer = |number| {
-            let topic = *topics.add(number);
-            let error = bindings::rd_kafka_TopicDescription_error(topic);
-            if !error.is_null() {
-                return Err(bindings::rd_kafka_error_code(error).into());
-            }
-            let first = bindings::rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
-            if partitions > 0 {
-                bindings::rd_kafka_TopicPartitionInfo_replicas(*first, &raw mut replicas);
-            }
-            let leader = |number| bindings::rd_kafka_TopicPartitionInfo_leader(*first.add(number));
-            let leaderless = (0..partitions).filter(|number| leader(*number).is_null()).count();
-            let allowed = bindings::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut operations);
-            // As numbers: a newer librdkafka may know operations that the bindings do not.
-            let allowed = allowed.cast::<u32>();
-            let may = |operation: Operation| {
-                allowed.is_null() || (0..operations).any(|number| *allowed.add(number) == operation as u32)
-            };
-            let may_read = may(Operation::RD_KAFKA_ACL_OPERATION_READ);
-            let may_write = may(Operation::RD_KAFKA_ACL_OPERATION_WRITE);
-            Ok(Description { partitions, leaderless, replicas, may_read, may_write, ..Description::default() })
-        };
-        Ok((0..count).map(answer).collect())
-    }
 }

@@ -10,11 +10,13 @@
 //! | `connection` | whether Kafka answers |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
 //! | `cluster` | what the brokers say about themselves and about topics, for `walrelay doctor` |
+//! | `native` | calls of librdkafka that its crate has not: all `unsafe` code |
 
 pub(crate) mod cluster;
 mod connection;
 mod context;
 pub(crate) mod faults;
+pub(crate) mod native;
 pub(crate) mod options;
 pub(crate) mod partitions;
 pub(crate) mod producer;

@@ -16,7 +16,6 @@
 //! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
 //! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
 
-use std::ffi::CStr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,7 +23,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rdkafka::bindings;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::metadata::Metadata;
@@ -34,6 +32,7 @@ use tokio::task::spawn_blocking;
 
 use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
+use super::native::{add_servers, knows_no_broker};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use crate::error::{Error, Kind, Result};
@@ -98,47 +97,9 @@ impl PolledProducer {
         Ok(())
     }
 
-    /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
-    ///
-    /// An answer in which a broker names no brokers, as one does that has just started or was fenced, makes librdkafka drop
-    /// every broker, bootstrap servers included. Its own recovery then does not start, whatever `metadata.recovery.*` says,
-    /// and nobody is asked again (confluentinc/librdkafka#5301). Queued records keep their numbers, and are sent afterwards.
-    #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
-    fn knows_no_broker(&self) -> bool {
-        let handle = self.client.client().native_ptr();
-        let mut count = 0;
-        // SAFETY: the handle is valid while the client is borrowed. librdkafka allocates the ids for us, and frees them once.
-        unsafe {
-            let ids = bindings::rd_kafka_brokers_learned_ids(handle, &raw mut count);
-            bindings::rd_kafka_mem_free(handle, ids.cast());
-        }
-        count == 0
-    }
-
-    /// Gives librdkafka its bootstrap servers once more. A server that is known already gets no second thread.
-    ///
-    /// librdkafka keeps a copy of the list for each call: do not call this all the time.
-    #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for this function of librdkafka")]
-    fn add_servers(&self) {
-        let (handle, servers) = (self.client.client().native_ptr(), &self.context().options.servers);
-        // SAFETY: the handle is valid while the client is borrowed, and may be used by any thread. librdkafka copies the list.
-        unsafe {
-            bindings::rd_kafka_brokers_add(handle, servers.as_ptr());
-        }
-    }
-
     fn wake(&self) {
         self.thread.iter().for_each(|thread| thread.thread().unpark());
     }
-}
-
-/// The linked versions of librdkafka and of OpenSSL, each with the name of the library.
-#[expect(unsafe_code, reason = "openssl-sys has no safe call for this function of OpenSSL")]
-pub(crate) fn linked_versions() -> [String; 2] {
-    let (_, librdkafka) = rdkafka::util::get_rdkafka_version();
-    // SAFETY: the text is static and ends with a NUL.
-    let openssl = unsafe { CStr::from_ptr(openssl_sys::OpenSSL_version(openssl_sys::OPENSSL_VERSION)) };
-    [format!("librdkafka {librdkafka}"), openssl.to_string_lossy().into_owned()]
 }
 
 impl Deref for PolledProducer {
@@ -355,13 +316,15 @@ impl Inner {
 
     /// Whether one of the producers knows of no broker of the cluster.
     pub(super) fn knows_no_broker(&self) -> bool {
-        self.client.knows_no_broker() || self.apart.lock().as_ref().is_some_and(PolledProducer::knows_no_broker)
+        knows_no_broker(self.client.client())
+            || self.apart.lock().as_ref().is_some_and(|apart| knows_no_broker(apart.client()))
     }
 
     /// Has librdkafka ask the bootstrap servers for the cluster again.
     fn add_servers(&self) {
-        self.client.add_servers();
-        self.apart.lock().iter().for_each(PolledProducer::add_servers);
+        let servers = &self.options().servers;
+        add_servers(self.client.client(), servers);
+        self.apart.lock().iter().for_each(|apart| add_servers(apart.client(), servers));
     }
 
     fn purge(&self) {
@@ -555,7 +518,7 @@ impl Producer {
     }
 
     /// Waits until Kafka has refused us for some seconds on end, and says why.
-    pub async fn unusable(&self) -> Error {
+    pub(crate) async fn unusable(&self) -> Error {
         self.shared.tracker.unusable().await
     }
 
