@@ -77,7 +77,7 @@ pub enum Kind {
 
 impl Kind {
     /// The consequence for the relay.
-    pub const fn disposition(self) -> Disposition {
+    pub(crate) const fn disposition(self) -> Disposition {
         match self {
             Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
             Kind::TopicRefused => Disposition::RetryThenGiveUp,
@@ -148,12 +148,12 @@ impl Kind {
     }
 
     /// Whether an automatic retry is useless.
-    pub const fn halts(self) -> bool {
+    pub(crate) const fn halts(self) -> bool {
         !matches!(self.disposition(), Disposition::Retry | Disposition::RetryThenGiveUp)
     }
 
     /// Whether the producer delivers nothing after an error of this kind.
-    pub const fn ends_producer(self) -> bool {
+    pub(crate) const fn ends_producer(self) -> bool {
         matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
     }
 
@@ -303,7 +303,7 @@ impl NextCommand {
 
     /// Puts the flags that the command lacks in front of its own.
     #[must_use]
-    pub fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
+    pub(crate) fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
         let missing: Vec<_> = flags.into_iter().filter(|flag| !has(flag.name)).collect();
         self.flags.splice(..0, missing);
@@ -385,14 +385,14 @@ impl Error {
 
     /// Adds `remedy` unless there is one.
     #[must_use]
-    pub fn or_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
+    pub(crate) fn or_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
         self.remedy.get_or_insert_with(|| remedy.into());
         self
     }
 
     /// Replaces each command in the remedy, or in the remedy of the kind, by `complete` of it.
     #[must_use]
-    pub fn with_commands(mut self, complete: &dyn Fn(NextCommand) -> NextCommand) -> Self {
+    pub(crate) fn with_commands(mut self, complete: &dyn Fn(NextCommand) -> NextCommand) -> Self {
         self.others = mem::take(&mut self.others).into_iter().map(|other| other.with_commands(complete)).collect();
         self.remedy = self.remedy.take().or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
             let completed = parts.into_iter().map(|part| match part {
@@ -406,7 +406,7 @@ impl Error {
 
     /// Replaces the kind, and keeps the remedy of the previous kind.
     #[must_use]
-    pub fn with_kind(mut self, kind: Kind) -> Self {
+    pub(crate) fn with_kind(mut self, kind: Kind) -> Self {
         self.remedy = self.any_remedy();
         self.kind = kind;
         self
@@ -438,13 +438,13 @@ impl Error {
 
     /// Names an event by its place.
     #[must_use]
-    pub fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
+    pub(crate) fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
         self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
     }
 
     /// Names the topic that refuses records.
     #[must_use]
-    pub fn of_topic(mut self, topic: &str) -> Self {
+    pub(crate) fn of_topic(mut self, topic: &str) -> Self {
         self.topic = Some(topic.to_owned());
         self
     }
@@ -470,7 +470,7 @@ impl Error {
     }
 
     /// The remedy of the error; without one, that of its kind if an automatic retry is useless.
-    pub fn any_remedy(&self) -> Option<Remedy> {
+    pub(crate) fn any_remedy(&self) -> Option<Remedy> {
         self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 

@@ -26,12 +26,12 @@ impl Lsn {
     }
 
     /// Whether this is "none".
-    pub const fn is_zero(self) -> bool {
+    pub(crate) const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
     /// Bytes from `earlier` to this LSN; zero if `earlier` is ahead.
-    pub const fn bytes_since(self, earlier: Lsn) -> u64 {
+    pub(crate) const fn bytes_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
@@ -116,7 +116,7 @@ impl Position {
     /// Whether the transaction whose commit record starts at `commit_lsn` is completely delivered.
     ///
     /// Positions are record boundaries: a record ends at or below one if and only if it starts below it.
-    pub fn covers(&self, commit_lsn: Lsn) -> bool {
+    pub(crate) fn covers(&self, commit_lsn: Lsn) -> bool {
         commit_lsn < self.end_lsn
     }
 
@@ -129,7 +129,7 @@ impl Position {
     }
 
     /// Whether this position includes all that `earlier` includes.
-    pub fn is_at_or_after(&self, earlier: &Position) -> bool {
+    pub(crate) fn is_at_or_after(&self, earlier: &Position) -> bool {
         self.order_key() >= earlier.order_key()
     }
 

@@ -16,7 +16,7 @@ impl Secret {
     }
 
     /// The text itself: for the library that needs it, never for a log.
-    pub fn expose(&self) -> &str {
+    pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }

@@ -43,7 +43,7 @@ impl Snapshot {
 
     /// The 64-bit id of a transaction from its lower half, which is all that a `Begin` message has. The transaction
     /// must lie within 2^31 transactions of this snapshot.
-    pub fn widen(&self, xid: u32) -> u64 {
+    pub(crate) fn widen(&self, xid: u32) -> u64 {
         let low = u32::try_from(self.xmax & u64::from(u32::MAX)).unwrap_or_default();
         // Two's complement: the distance from the snapshot, forwards or backwards, on the circle of 32-bit ids.
         let distance = xid.wrapping_sub(low).cast_signed();

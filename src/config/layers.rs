@@ -166,12 +166,12 @@ pub struct TransactionConfig {
 
 impl TransactionConfig {
     /// The longest time in which one transaction takes events.
-    pub fn filling_max(&self) -> Duration {
+    pub(crate) fn filling_max(&self) -> Duration {
         self.timeout / FILLING
     }
 
     /// The transactional id of the relays of this slot.
-    pub fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
+    pub(crate) fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
         format!("{}{system_identifier}-{slot}", self.id_prefix)
     }
 }

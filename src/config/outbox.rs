@@ -128,12 +128,12 @@ impl Upkeep {
     }
 
     /// Whether the table itself shows which of its rows are unpublished.
-    pub fn says_for_itself(&self) -> bool {
+    pub(crate) fn says_for_itself(&self) -> bool {
         self.pending.is_some() || self.delete
     }
 
     /// Whether any row is ever written to.
-    pub fn writes_any(&self) -> bool {
+    pub(crate) fn writes_any(&self) -> bool {
         self.writes() || self.mark_failed.is_some() || self.mark_waiting.is_some()
     }
 }
@@ -166,18 +166,18 @@ impl OutboxConfig {
     }
 
     /// The columns that the id and the route need.
-    pub fn routed_columns(&self) -> &[String] {
+    pub(crate) fn routed_columns(&self) -> &[String] {
         let added = self.row_key.as_ref().map_or(0, |key| key.added);
         self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
     }
 
     /// The columns that identify a row, the id first and its transaction last; the id alone without a row key.
-    pub fn key_columns(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn key_columns(&self) -> impl Iterator<Item = &String> {
         self.index_columns().chain(self.transaction_column())
     }
 
     /// The same without the transaction.
-    pub fn index_columns(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn index_columns(&self) -> impl Iterator<Item = &String> {
         self.key_places().iter().filter_map(|place| self.columns.get(*place))
     }
 
@@ -186,12 +186,12 @@ impl OutboxConfig {
     }
 
     /// The column of the row key with the transaction that wrote the row.
-    pub fn transaction_column(&self) -> Option<&String> {
+    pub(crate) fn transaction_column(&self) -> Option<&String> {
         self.columns.get(self.row_key.as_ref()?.transaction?)
     }
 
     /// Restricts the needed columns to those of the id and the route.
-    pub fn need_only_routed(&mut self) {
+    pub(crate) fn need_only_routed(&mut self) {
         self.row_key = None;
         self.columns = vec![self.id.clone()];
         let route = &self.route;

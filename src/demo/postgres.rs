@@ -198,7 +198,7 @@ impl PrivatePostgres {
     }
 
     /// Directory of the unix socket, where its path is short enough for one.
-    pub fn socket_dir(&self) -> Option<&Path> {
+    pub(crate) fn socket_dir(&self) -> Option<&Path> {
         Some(&*self.dir).filter(|dir| dir.as_os_str().len() <= SOCKET_DIR_BYTES_MAX)
     }
 
@@ -210,7 +210,7 @@ impl PrivatePostgres {
     }
 
     /// The same for `tokio_postgres`.
-    pub fn client_config(&self) -> tokio_postgres::Config {
+    pub(crate) fn client_config(&self) -> tokio_postgres::Config {
         let mut config = tokio_postgres::Config::new();
         config.host("127.0.0.1").port(self.port).user(USER).dbname(USER).connect_timeout(Duration::from_secs(5));
         if let Some(password) = &self.password {

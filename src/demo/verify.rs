@@ -93,7 +93,7 @@ pub struct Findings {
 
 impl Findings {
     /// Whether there is no defect, duplicates aside.
-    pub fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         Findings { duplicates: 0, ..self.clone() } == Findings::default()
     }
 
@@ -138,7 +138,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// The latency that this share of events (0.0 to 1.0) does not exceed, in milliseconds.
-    pub fn latency_ms(&self, share: f64) -> Option<f64> {
+    pub(crate) fn latency_ms(&self, share: f64) -> Option<f64> {
         let last = self.latencies_us.len().checked_sub(1)?;
         let rank = (share.clamp(0.0, 1.0) * self.latencies_us.len() as f64).ceil() as usize;
         let micros = self.latencies_us.get(rank.saturating_sub(1).min(last))?;

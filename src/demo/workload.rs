@@ -20,7 +20,7 @@ use super::verify::{Committed, fingerprint};
 use crate::error::{Error, Kind, Result};
 
 /// The outbox table.
-pub const OUTBOX_TABLE: &str = "public.outbox";
+pub(crate) const OUTBOX_TABLE: &str = "public.outbox";
 
 /// Longest time between a transaction's id and its first lock, where the id is taken early.
 const EARLY_MAX: Duration = Duration::from_millis(8);
@@ -116,7 +116,7 @@ pub struct Counts {
 }
 
 /// Creates what [`SCHEMA`] has. To be called once.
-pub async fn prepare(client: &Client) -> Result<()> {
+pub(crate) async fn prepare(client: &Client) -> Result<()> {
     client.batch_execute(SCHEMA).await.map_err(|error| refused("creating the tables", &error))
 }
 
@@ -180,7 +180,7 @@ impl Workload {
     }
 
     /// Whether a writer has ended by itself, which only an error makes it do.
-    pub fn is_broken(&self) -> bool {
+    pub(crate) fn is_broken(&self) -> bool {
         self.writers.iter().any(|writer| writer.is_finished())
     }
 

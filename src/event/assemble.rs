@@ -100,7 +100,7 @@ impl Assembler {
     }
 
     /// Starts a new session: forgets an open transaction and all tables, and drops the events that `resume` covers.
-    pub fn resume_at(&mut self, resume: Position) {
+    pub(crate) fn resume_at(&mut self, resume: Position) {
         self.resume = resume;
         self.partial_expected = resume.partial.is_some();
         self.tables.clear();
@@ -112,14 +112,14 @@ impl Assembler {
 
     /// Sets the outboxes' indexes by the present OIDs of their tables, and the base types. So rows that were written under an earlier name of
     /// a table are events, too.
-    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
+    pub(crate) fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
         self.table_oids = table_oids;
         self.base_types = base_types;
     }
 
     /// The commit LSN of the open transaction.
     #[inline]
-    pub fn open_transaction(&self) -> Option<Lsn> {
+    pub(crate) fn open_transaction(&self) -> Option<Lsn> {
         self.open.as_ref().map(|open| open.commit_lsn)
     }
 

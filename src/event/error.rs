@@ -81,7 +81,7 @@ pub enum EventError {
 
 impl EventError {
     /// The error for an operator, with its remedy.
-    pub fn into_error(self, slot: &SlotName) -> Error {
+    pub(crate) fn into_error(self, slot: &SlotName) -> Error {
         let (kind, remedy) = match &self {
             EventError::TypeUnknown { .. } => {
                 return Error::new(Kind::PostgresUnreachable, format!("slot {slot}: {self}"));

@@ -42,7 +42,7 @@ impl<'a> Row<'a> {
     }
 
     /// Whether it has all values of its row key. A row that was written before its table had all columns of the key has not.
-    pub fn has_key(&self) -> bool {
+    pub(crate) fn has_key(&self) -> bool {
         match &self.0 {
             Of::Table(_, mapping) => {
                 mapping.row_key.as_ref().is_some_and(|key| key.places.iter().all(|place| self.get(*place).is_some()))
@@ -54,7 +54,7 @@ impl<'a> Row<'a> {
 
     /// Appends the key of its [`RowId`]: the values of its row key up to the first missing one.
     #[inline]
-    pub fn write_key(&self, into: &mut Vec<u8>) {
+    pub(crate) fn write_key(&self, into: &mut Vec<u8>) {
         let key = match &self.0 {
             Of::Table(_, mapping) => mapping.row_key.as_ref(),
             Of::Message(_) => None,

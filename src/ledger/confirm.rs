@@ -10,11 +10,11 @@ use crate::position::{Lsn, Position};
 
 /// The least time between two stores while events are delivered. After a crash, about as much is published again. A
 /// tenth of a second of events shares one stored record.
-pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The least time between two stores for keepalives alone, which retains the WAL of other tables. At 100 MB/s of WAL
 /// that is half a gigabyte. Each store of an idle relay costs a record and a catalog query.
-pub const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+pub(crate) const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The position to store now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Confirm {
     }
 
     /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not depend on the clock.
-    pub fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
+    pub(crate) fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
         if self.busy || delivered == self.stored {
             return None;
         }
@@ -93,12 +93,12 @@ impl Confirm {
     }
 
     /// Whether a store is under way.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.busy
     }
 
     /// The position in the store.
-    pub fn stored_position(&self) -> Position {
+    pub(crate) fn stored_position(&self) -> Position {
         self.stored
     }
 

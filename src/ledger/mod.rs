@@ -209,13 +209,13 @@ impl<T> Ledger<T> {
     }
 
     /// The same, for changes.
-    pub fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
+    pub(crate) fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
         let offset = self.offset(ticket)?;
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
     /// Replaces the owner's data of an event in flight.
-    pub fn set_event(&mut self, ticket: Ticket, event: T) {
+    pub(crate) fn set_event(&mut self, ticket: Ticket, event: T) {
         if let Some(known) = self.event_mut(ticket) {
             *known = event;
         }
@@ -232,7 +232,7 @@ impl<T> Ledger<T> {
     }
 
     /// Takes the owner's data of the oldest event that is delivered and not taken.
-    pub fn take_delivered(&mut self) -> Option<T> {
+    pub(crate) fn take_delivered(&mut self) -> Option<T> {
         self.done.pop_front()
     }
 
@@ -263,7 +263,7 @@ impl<T> Ledger<T> {
     }
 
     /// Commit time of the oldest transaction with an event that is not acked, microseconds since the Unix epoch.
-    pub fn oldest_commit_us(&self) -> Option<i64> {
+    pub(crate) fn oldest_commit_us(&self) -> Option<i64> {
         self.spans.iter().find(|span| span.next > self.base && span.next > span.first).map(|span| span.committed_at_us)
     }
 
@@ -273,7 +273,7 @@ impl<T> Ledger<T> {
     }
 
     /// The place of the event with this ticket.
-    pub fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
+    pub(crate) fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
         let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
         Some(InTransaction { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
     }

@@ -54,7 +54,7 @@ pub struct Published {
 impl Published {
     /// The published rows of a slot for which nothing else is known. From `lsn` on, where it was confirmed, the slot
     /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than slot or publication.
-    pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
+    pub(crate) fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
         let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
         Published { pair, also: Vec::new(), floor: Some(now), flushed: None, earlier: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl Trail {
     }
 
     /// Whether a new pair is needed: the position has reached the last one.
-    pub fn wants_pair(&self) -> bool {
+    pub(crate) fn wants_pair(&self) -> bool {
         self.next.is_none()
     }
 

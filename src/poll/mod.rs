@@ -37,4 +37,5 @@ pub mod reader;
 pub mod select;
 
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
-pub use select::{Key, NEEDS_ORDER, Order, Selection, TableFacts, Which, as_streamed};
+pub use select::{Key, Order, Selection, TableFacts, Which};
+pub(crate) use select::{NEEDS_ORDER, as_streamed};

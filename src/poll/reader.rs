@@ -105,7 +105,7 @@ impl Reader {
     }
 
     /// The table that was rewritten since an exported snapshot, which sees none of its rows. Requires locks on the tables.
-    pub async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
+    pub(crate) async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
         for facts in tables {
             // Compares the snapshot's file with the present one. A table that is newer than the snapshot has no rows in it.
             let sql = format!(
@@ -227,7 +227,7 @@ impl PolledRow {
     }
 
     /// Whether only `xmin` has the row's transaction: such rows may be found again.
-    pub fn is_by_xmin(&self) -> bool {
+    pub(crate) fn is_by_xmin(&self) -> bool {
         self.at_end(1) == Some("true")
     }
 

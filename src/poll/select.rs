@@ -65,7 +65,7 @@ impl Order {
 
 impl TableFacts {
     /// The order in which rows are read, as SQL. A [`Key`] is valid only in the order in which it was read.
-    pub fn ordered_by(&self) -> Option<String> {
+    pub(crate) fn ordered_by(&self) -> Option<String> {
         let order = self.order.as_ref().map(|order| order.sql.clone());
         let rest = self.key.iter().skip(1).map(|column| quoted(&column.name));
         let all: Vec<String> = order.into_iter().chain(rest).collect();
@@ -107,7 +107,7 @@ pub fn as_streamed(column: &Column) -> decode::Column {
 }
 
 /// The remedy where no column has the order of an aggregate's events.
-pub const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
+pub(crate) const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
                                sequence, the time of the insert (clock_timestamp(), not now())";
 
 /// The ids below are no transaction's: `FirstNormalTransactionId`

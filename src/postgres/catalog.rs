@@ -118,11 +118,11 @@ impl Table {
         found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
     }
 
-    pub fn is_table(&self) -> bool {
+    pub(crate) fn is_table(&self) -> bool {
         matches!(self.kind.as_str(), "r" | "p")
     }
 
-    pub fn is_partitioned(&self) -> bool {
+    pub(crate) fn is_partitioned(&self) -> bool {
         self.kind == "p"
     }
 
@@ -134,7 +134,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Kind::Publication`] with the columns of the table.
-    pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
+    pub(crate) fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
         let there = self.columns.iter().map(|column| column.name.as_str());
         self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
@@ -146,14 +146,14 @@ impl Table {
     }
 
     /// Columns that number the rows: an identity column, then those whose default is a sequence.
-    pub fn counters(&self) -> impl Iterator<Item = &Column> {
+    pub(crate) fn counters(&self) -> impl Iterator<Item = &Column> {
         let identity = self.columns.iter().filter(|column| column.is_identity);
         let is_serial = |sql: &String| sql.starts_with("nextval(");
         identity.chain(self.columns.iter().filter(move |column| column.default.as_ref().is_some_and(is_serial)))
     }
 
     /// The column with the time of a row, by its usual name and type.
-    pub fn time_column(&self) -> Option<&Column> {
+    pub(crate) fn time_column(&self) -> Option<&Column> {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
     }
 
@@ -196,15 +196,15 @@ impl Column {
     }
 
     /// Whether it is an integer: later rows mostly have a larger one.
-    pub fn is_integer(&self) -> bool {
+    pub(crate) fn is_integer(&self) -> bool {
         self.form() == Form::Integer
     }
 
-    pub fn is_timestamp(&self) -> bool {
+    pub(crate) fn is_timestamp(&self) -> bool {
         matches!(self.form(), Form::Timestamptz | Form::Timestamp)
     }
 
-    pub fn can_hold_event(&self) -> bool {
+    pub(crate) fn can_hold_event(&self) -> bool {
         matches!(self.form(), Form::Json | Form::Bytea | Form::Text | Form::Xml)
     }
 
@@ -212,23 +212,23 @@ impl Column {
         matches!(self.form(), Form::Text | Form::Enum)
     }
 
-    pub fn can_name(&self) -> bool {
+    pub(crate) fn can_name(&self) -> bool {
         matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
     }
 
     /// Whether a record's key can be made of it: a key of bytes is Postgres' text of them.
-    pub fn can_be_key(&self) -> bool {
+    pub(crate) fn can_be_key(&self) -> bool {
         self.can_name() || self.form() == Form::Bytea
     }
 
     /// Whether it is never NULL, by its own constraint or by its domain's.
-    pub fn is_never_null(&self) -> bool {
+    pub(crate) fn is_never_null(&self) -> bool {
         self.not_null || self.base.domain_not_null
     }
 
     /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
     /// `pg_get_expr` omits a schema on the search path, and `pg_catalog` is always on it.
-    pub fn tells_transaction(&self) -> bool {
+    pub(crate) fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
         self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }

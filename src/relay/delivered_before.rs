@@ -102,12 +102,12 @@ impl DeliveredBefore {
     }
 
     /// Whether no event that commits at or behind `lsn` was published before.
-    pub fn is_over(&self, lsn: Lsn) -> bool {
+    pub(crate) fn is_over(&self, lsn: Lsn) -> bool {
         lsn >= self.seen_by.until
     }
 
-    /// What is to become of the event at `place`, whose record this is. The answer holds until a tail is read.
-    pub fn judge(&mut self, place: Place, outbox: usize, record: &Record<'_>) -> Verdict {
+    /// Decides on the event at `place` with this record. The answer holds until a tail is read.
+    pub(crate) fn judge(&mut self, place: Place, outbox: usize, record: &Record<'_>) -> Verdict {
         let tells = self.outboxes.get(outbox).copied().unwrap_or_default();
         if place.via != Via::Slot || !tells {
             return Verdict::Publish;

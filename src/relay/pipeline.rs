@@ -138,7 +138,7 @@ impl<S: Sink> Pipeline<S> {
     }
 
     /// When to ask [`Pipeline::due`] again, if time alone will change its answer.
-    pub fn wake_at(&self) -> Option<Duration> {
+    pub(crate) fn wake_at(&self) -> Option<Duration> {
         if self.publisher.transaction.is_open() {
             return self.publisher.transaction.wake_at(self.is_inside());
         }
@@ -172,7 +172,7 @@ impl<S: Sink> Pipeline<S> {
     }
 
     /// Whether everything taken in is acked, and what of it is written back is stored.
-    pub fn is_stored_as_far_as_written_back(&self) -> bool {
+    pub(crate) fn is_stored_as_far_as_written_back(&self) -> bool {
         let is_stored = !self.confirm.is_busy() && self.publisher.completed() == self.confirm.stored_position();
         self.publisher.is_drained() && is_stored
     }

@@ -271,7 +271,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
-    pub fn intake_closed(&self) -> Option<IntakeClosed> {
+    pub(crate) fn intake_closed(&self) -> Option<IntakeClosed> {
         if let Some(pending) = &self.pending {
             return Some(match (pending.unread_tail, pending.is_isolated) {
                 (Some(_), _) => IntakeClosed::TopicTail,
@@ -453,7 +453,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Whether a record is pending.
-    pub fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
@@ -561,7 +561,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Whether everything taken in is acked.
-    pub fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.pending.is_none() && self.ledger.in_flight_events() == 0
     }
 

@@ -126,7 +126,7 @@ impl Quarantine {
     }
 
     /// How often something was learned of events or topics: with each time it takes fewer producers to know all.
-    pub fn learned(&self) -> u64 {
+    pub(crate) fn learned(&self) -> u64 {
         self.learned + self.topics.learned
     }
 
@@ -137,7 +137,7 @@ impl Quarantine {
 
     /// Whether this event has to be in flight alone.
     #[inline]
-    pub fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
+    pub(crate) fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
         !(self.suspects.is_empty() && self.refusals.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
     }
 
@@ -147,7 +147,7 @@ impl Quarantine {
     }
 
     /// This record was acked while it was isolated.
-    pub fn took_isolated(&mut self, record: &Record<'_>) {
+    pub(crate) fn took_isolated(&mut self, record: &Record<'_>) {
         let Some(refused) = self.refusals.get_mut(record.topic) else { return };
         refused.retain_mut(|refused| !refused.is_like(record) || refused.is_still_refused());
         if refused.is_empty() {
@@ -156,7 +156,7 @@ impl Quarantine {
     }
 
     /// This event was refused while it was isolated, the producer goes on, and the event is given up now.
-    pub fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
+    pub(crate) fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
         self.learned += 1;
         self.suspects.remove(id);
         self.note_refusal(record, error);
@@ -191,7 +191,7 @@ impl Quarantine {
     }
 
     /// It was given up, and nothing of it is in flight.
-    pub fn forget(&mut self, id: &EventId) {
+    pub(crate) fn forget(&mut self, id: &EventId) {
         self.rejected.remove(id);
         self.given_up.remove(id);
     }
@@ -220,7 +220,7 @@ impl Quarantine {
     }
 
     /// It cannot be taken; said twice, its dead letter cannot. Whether it is known from now on what to do when it comes again.
-    pub fn reject(&mut self, id: EventId, error: Error) -> bool {
+    pub(crate) fn reject(&mut self, id: EventId, error: Error) -> bool {
         self.learned += 1;
         match self.rejected.get_mut(&id) {
             Some(verdict) if verdict.without_value || error.kind() != Kind::RecordTooLarge => return false,
@@ -230,14 +230,14 @@ impl Quarantine {
         true
     }
 
-    /// What is refused next was not without others.
-    pub fn with_others(&mut self) {
+    /// The next refusal is of a record that was sent with others.
+    pub(crate) fn with_others(&mut self) {
         self.given_up.values_mut().for_each(|again| *again = false);
     }
 
     /// It is given up for this reason, and again where it comes again: what is refused of it from now on is its dead letter.
     /// Whether it was before, and is not delivered or skipped for good.
-    pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
+    pub(crate) fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
         self.rejected.entry(id.clone()).or_insert_with(|| verdict.clone());
         let again = self.given_up.contains_key(id);
         self.given_up.insert(id.clone(), again);
@@ -322,13 +322,13 @@ impl Topics {
     }
 
     /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
-    pub fn give_up(&mut self, topic: &str, mut error: Error, lasting: Duration) {
+    pub(crate) fn give_up(&mut self, topic: &str, mut error: Error, lasting: Duration) {
         error.attempts = self.refusing.get(topic).map_or(1, |of| of.tries);
         self.note(topic, GivenUp { error, spell: Window::For(lasting) });
     }
 
     /// The next event for `topic` is given up for this reason, and the table of parked events decides on others. Whether it is new.
-    pub fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
+    pub(crate) fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
         self.note(topic, GivenUp { error, spell: Window::Once })
     }
 

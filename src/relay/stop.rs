@@ -32,7 +32,7 @@ pub struct StopSignal(watch::Receiver<Asked>);
 pub struct Stopper(watch::Sender<Asked>);
 
 /// A pair: whoever holds the first can stop whoever listens to the second.
-pub fn stop_channel() -> (Stopper, StopSignal) {
+pub(crate) fn stop_channel() -> (Stopper, StopSignal) {
     let (sender, receiver) = watch::channel(Asked { stop: Stop::No, since: None });
     (Stopper(sender), StopSignal(receiver))
 }
@@ -66,7 +66,7 @@ impl StopSignal {
     }
 
     /// Waits until at least `stop` is asked. Safe to cancel.
-    pub async fn at_least(&mut self, stop: Stop) {
+    pub(crate) async fn at_least(&mut self, stop: Stop) {
         if self.0.wait_for(|asked| asked.stop >= stop).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -81,7 +81,7 @@ const HANGUP: &str = "SIGHUP";
 ///
 /// A process that ignores SIGHUP from its start, as under `nohup`, goes on ignoring it: Tokio's handler would end that. Where the
 /// system does not tell, SIGHUP does what it did without us.
-pub fn on_signals() -> Result<StopSignal> {
+pub(crate) fn on_signals() -> Result<StopSignal> {
     let (stopper, stop_signal) = stop_channel();
     let listen =
         |kind| signal(kind).map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")));

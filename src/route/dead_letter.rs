@@ -102,7 +102,7 @@ impl OwnedRecord {
 
     /// Removes the value, and adds a header with its size.
     #[must_use]
-    pub fn without_value(mut self) -> OwnedRecord {
+    pub(crate) fn without_value(mut self) -> OwnedRecord {
         if let Some(value) = self.value.take() {
             self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
         }

@@ -8,7 +8,8 @@ pub(crate) mod dead_letter;
 mod router;
 
 pub use dead_letter::OwnedRecord;
-pub use router::{REPLAY_HEADER, Router};
+pub(crate) use router::REPLAY_HEADER;
+pub use router::Router;
 
 /// A record for the sink. It borrows, because the sink copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

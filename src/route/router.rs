@@ -43,7 +43,7 @@ struct Headers {
 }
 
 /// The header of a record that was published again on request. Its value is `1`.
-pub const REPLAY_HEADER: &str = "walrelay-replay";
+pub(crate) const REPLAY_HEADER: &str = "walrelay-replay";
 
 type Header<'s> = (&'s str, Option<&'s [u8]>);
 
@@ -193,7 +193,7 @@ impl Router {
     }
 
     /// What is known of an event without a route: its key, if any, and as value its columns as a JSON object. The topic is empty.
-    pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
+    pub(crate) fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
         let key = self.key.as_ref().and_then(|bound| bound.render(&event.row).ok().flatten());
         let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
         let columns = self.columns.iter().enumerate();
@@ -351,7 +351,7 @@ const CORRECT: &str = "If the template or its column is not the one that was mea
 
 impl RouteError {
     /// The error for an operator, with slot and remedy.
-    pub fn into_error(self, slot: &SlotName) -> Error {
+    pub(crate) fn into_error(self, slot: &SlotName) -> Error {
         Error::new(Kind::Event, self.problem)
             .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
             .remedy(format_args!(
@@ -362,7 +362,7 @@ impl RouteError {
     }
 
     /// The error for a row that is read from the table, and has no place.
-    pub fn of_sample(self) -> Error {
+    pub(crate) fn of_sample(self) -> Error {
         Error::new(Kind::Event, self.problem)
             .of_row(self.id)
             .remedy(format_args!("`run` stops at such a row. {CORRECT}"))

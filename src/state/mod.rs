@@ -23,7 +23,7 @@ pub struct ServerIdentity {
 
 /// The stored value: a position, and the server, slot and tables that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
+pub(crate) struct Stored {
     #[serde(flatten)]
     pub server: ServerIdentity,
     pub slot: String,
@@ -53,7 +53,7 @@ pub struct Stored {
 
 /// Rows that have to be read from the table before the slot is streamed, and how far that has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CatchUp {
+pub(crate) struct CatchUp {
     pub rows: Rows,
     /// Transactions beyond this snapshot are the slot's. None: the slot was not made yet.
     pub until: Option<Snapshot>,
@@ -70,13 +70,13 @@ pub struct CatchUp {
 
 impl Stored {
     /// Whether a poller stored it: no slot may go on from there.
-    pub fn is_polled(&self) -> bool {
+    pub(crate) fn is_polled(&self) -> bool {
         self.position == Position::default()
     }
 }
 
 impl CatchUp {
-    pub fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
+    pub(crate) fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
         CatchUp { rows, until, table_oid: 0, order: None, after: None }
     }
 }
@@ -84,7 +84,7 @@ impl CatchUp {
 /// The rows of the tables that are to be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rows {
+pub(crate) enum Rows {
     All,
     None,
     Pending,

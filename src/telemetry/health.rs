@@ -49,7 +49,7 @@ pub enum NotReady {
 
 impl NotReady {
     /// All codes.
-    pub const CODES: [&str; 11] = [
+    pub(crate) const CODES: [&str; 11] = [
         "starting",
         "standing_by",
         "postgres_disconnected",
@@ -154,15 +154,10 @@ impl HealthHandle {
         HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
     }
 
-    /// The longest time between two reports of a relay that is not silent.
-    pub fn report_every(&self) -> Duration {
-        self.health().ready_within / 3
-    }
-
     /// A report of the relay's loop: whether there is work, and whether there was an ack or a confirmed LSN since the
     /// last.
     ///
-    /// Call it at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall. Gives
+    /// Call it several times in `ready_within`, also while idle: silence counts as a stall. Gives
     /// [`NotReady::Stalled`] where the relay was not stalled at the last report.
     pub fn report(&self, something_to_do: bool, progressed: bool) -> Option<NotReady> {
         let (mut health, now) = (self.health(), Instant::now());
@@ -218,7 +213,7 @@ impl HealthHandle {
     }
 
     /// The reason why the relay is not ready now; `None` if it is ready.
-    pub fn not_ready(&self) -> Option<NotReady> {
+    pub(crate) fn not_ready(&self) -> Option<NotReady> {
         self.health().not_ready(Instant::now())
     }
 

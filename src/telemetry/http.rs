@@ -59,7 +59,7 @@ pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Infallible {
 }
 
 /// Serves metrics and health on what [`bind`] gave, until dropped: for a process that is no relay.
-pub async fn serve_metrics(listener: TcpListener, telemetry: Telemetry) -> Infallible {
+pub(crate) async fn serve_metrics(listener: TcpListener, telemetry: Telemetry) -> Infallible {
     let routes =
         metrics_and_health(telemetry).fallback(|| async { not_found("there are /metrics, /healthz and /readyz") });
     accept(Limits::default(), listener, routes).await

@@ -378,7 +378,7 @@ impl Metrics {
     }
 
     /// The metrics of a slot without those of a relay, at zero.
-    pub fn of_slot() -> Self {
+    pub(crate) fn of_slot() -> Self {
         let mut metrics = Metrics::new();
         metrics.registries.pop();
         metrics.connection_state.remove(&[(SIDE, Side::Kafka.name())]);
@@ -416,7 +416,7 @@ impl Metrics {
     }
 
     /// Sets what the server shows of the slot. A relay that streams knows the positions better, and keeps its own.
-    pub fn set_slot(&self, state: &SlotState<'_>) {
+    pub(crate) fn set_slot(&self, state: &SlotState<'_>) {
         self.slot_active.set(state.active.map(|active| f64::from(u8::from(active))));
         for status in WAL_STATUSES {
             self.slot_wal_status.get_or_create(&[(STATUS, status)]).set((state.wal_status == Some(status)).into());
@@ -435,7 +435,7 @@ impl Metrics {
 
     /// Sets the number of parked events, and the age of the oldest; `None` where it is unknown. A relay at work knows
     /// the number better, and keeps its own.
-    pub fn set_parked(&self, events: Option<i64>, oldest_seconds: Option<f64>) {
+    pub(crate) fn set_parked(&self, events: Option<i64>, oldest_seconds: Option<f64>) {
         self.oldest_parked_seconds.set(oldest_seconds);
         if !self.is_streaming() && self.reads_table.get() == 0 {
             self.waiting_events.set(events.unwrap_or_default());
@@ -543,7 +543,7 @@ impl Metrics {
     }
 
     /// Sets the reason for which intake is closed; `None` if it is open.
-    pub fn intake_closed(&self, why: Option<IntakeClosed>) {
+    pub(crate) fn intake_closed(&self, why: Option<IntakeClosed>) {
         for reason in IntakeClosed::value_variants() {
             self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(*reason)));
         }
@@ -560,7 +560,7 @@ impl Metrics {
     }
 
     /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
-    pub fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
+    pub(crate) fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
         self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
     }
 
@@ -570,7 +570,7 @@ impl Metrics {
     }
 
     /// Bytes of WAL that the slot retains; `None` before both ends are known.
-    pub fn retained_wal_bytes(&self) -> Option<u64> {
+    pub(crate) fn retained_wal_bytes(&self) -> Option<u64> {
         self.server_wal_end()?.checked_sub(self.slot_restart_lsn.bytes()?).or(Some(0))
     }
 
@@ -584,7 +584,7 @@ impl Metrics {
     }
 
     /// Records the ack at `now_us` of an event that was committed at `committed_at_us`; both are Unix microseconds.
-    pub fn observe_commit_to_ack(&self, committed_at_us: i64, now_us: i64) {
+    pub(crate) fn observe_commit_to_ack(&self, committed_at_us: i64, now_us: i64) {
         self.commit_to_ack_seconds.observe(micros_to_seconds(now_us.saturating_sub(committed_at_us).max(0)));
     }
 

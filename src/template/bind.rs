@@ -7,7 +7,7 @@ use super::function::Function;
 use super::{Field, Part, json};
 
 /// The values of a row and their types, by place.
-pub trait Values {
+pub(crate) trait Values {
     /// The text form of the value, as Postgres sent it; `None` is NULL.
     fn value(&self, place: usize) -> Option<&[u8]>;
 
@@ -85,7 +85,7 @@ impl Bound {
     ///
     /// # Errors
     /// [`RenderError`]: which value is not what the template needs.
-    pub fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
+    pub(crate) fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
         if let Some(place) = self.column() {
             return Ok(values.value(place).map(Cow::Borrowed));
         }
@@ -110,7 +110,7 @@ impl Bound {
     ///
     /// # Errors
     /// [`RenderError`]: which value is not what the template needs.
-    pub fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
+    pub(crate) fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
         let [Part::Field(field)] = self.parts.as_slice() else {
             let rendered = self.render(values)?;
             append(rendered.as_deref().map(String::from_utf8_lossy).as_deref(), false, into);

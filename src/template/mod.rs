@@ -83,7 +83,7 @@ impl Template {
     }
 
     /// A template that is `prefix`, as it stands, and a column.
-    pub fn prefixed(prefix: &str, column: &str) -> Template {
+    pub(crate) fn prefixed(prefix: &str, column: &str) -> Template {
         let mut template = Template::column(column);
         if !prefix.is_empty() {
             template.source.insert_str(0, &prefix.replace('{', "{{").replace('}', "}}"));

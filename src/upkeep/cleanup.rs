@@ -77,7 +77,7 @@ impl Sweeper {
     }
 
     /// Whether batches read the whole table, because no index begins with the time.
-    pub fn reads_all(&self) -> bool {
+    pub(crate) fn reads_all(&self) -> bool {
         !self.table.column(&self.time).is_some_and(|column| column.leads_index)
     }
 
@@ -377,7 +377,7 @@ impl Basis {
     }
 
     /// Whether it needs the stored state of a relay.
-    pub fn needs_published(&self) -> bool {
+    pub(crate) fn needs_published(&self) -> bool {
         !matches!(self, Basis::Pending(_))
     }
 
@@ -474,7 +474,7 @@ struct Here {
 ///
 /// # Errors
 /// [`Kind::PositionMismatch`] for another server, timeline or table, or while rows are still being read; of the connection.
-pub async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
+pub(crate) async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
     judge(&here(client).await?, stored, table_oid)
 }
 

@@ -274,7 +274,7 @@ impl Marker {
     }
 
     /// Outboxes in which a row that is set to pending requests a retry of its parked event.
-    pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
         self.asks().map(|(outbox, _)| outbox)
     }
 
@@ -287,7 +287,7 @@ impl Marker {
     ///
     /// # Errors
     /// As [`Marker::waiting`], and those of `outbox.pending`.
-    pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
+    pub(crate) async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
         let asked = self.asks().find(|(of, _)| *of == outbox);
         let (Some(table), Some((_, statement))) = (&self.parked, asked) else { return Ok(0) };
@@ -315,7 +315,7 @@ impl Marker {
     }
 
     /// The number of events of outboxes that are not configured that [`Marker::waiting`] dropped since the last call.
-    pub fn take_dropped(&self) -> u64 {
+    pub(crate) fn take_dropped(&self) -> u64 {
         self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 

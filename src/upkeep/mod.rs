@@ -32,7 +32,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Sets lock and statement timeouts, so that upkeep neither waits long for other sessions nor blocks them for long.
-pub async fn bound(client: &Client) -> Result<()> {
+pub(crate) async fn bound(client: &Client) -> Result<()> {
     const DOING: &str = "bounding statements";
     let bounds = format!(
         "set lock_timeout = {}; set statement_timeout = {}; set idle_in_transaction_session_timeout = '60s'",

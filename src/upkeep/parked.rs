@@ -31,9 +31,9 @@ const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that is parked behind an earlier one.
-pub const BEHIND: &str = "behind";
+pub(crate) const BEHIND: &str = "behind";
 /// All classes.
-pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
+pub(crate) const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
 
 /// The reason for which an event was given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -463,7 +463,7 @@ struct Left {
 ///
 /// # Errors
 /// [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT; those of the connection.
-pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
+pub(crate) async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
     match (PARKED.state(client).await?.as_str(), parks) {
         ("missing", _) => Ok(()),
@@ -486,14 +486,14 @@ pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
 }
 
 /// As [`none_left_behind`], through a session of its own.
-pub async fn still_none_left_behind(config: &Config) -> Result<()> {
+pub(crate) async fn still_none_left_behind(config: &Config) -> Result<()> {
     let session =
         SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
     none_left_behind(session.client(), config).await
 }
 
 /// Whether there is a table of parked events that this role may read.
-pub async fn may_look(client: &Client) -> Result<bool> {
+pub(crate) async fn may_look(client: &Client) -> Result<bool> {
     let state = PARKED.state(client).await?;
     Ok(!matches!(state.as_str(), "missing" | "forbidden"))
 }

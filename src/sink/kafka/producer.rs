@@ -509,7 +509,7 @@ impl Producer {
     /// producer takes no more from here on, and is good for nothing but to be closed.
     ///
     /// Requests that the operating system has may still be written by a broker.
-    pub fn give_up(&self) -> Option<usize> {
+    pub(crate) fn give_up(&self) -> Option<usize> {
         let inner = self.inner.upgrade()?;
         let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
         self.shared.advance(Life::Failed);
