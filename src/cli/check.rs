@@ -10,7 +10,7 @@ use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
 use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
-use crate::decode::Column;
+use crate::decode::RelationColumn;
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown as Id;
 use crate::event::{Place, Polled, Via};
@@ -160,8 +160,8 @@ fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
 }
 
 /// A column as the stream describes it, without a type if the column does not exist.
-pub(crate) fn described(name: &str, table: &Table) -> Column {
-    let unknown = || Column { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
+pub(crate) fn described(name: &str, table: &Table) -> RelationColumn {
+    let unknown = || RelationColumn { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
     table.column(name).map_or_else(unknown, as_streamed)
 }
 
@@ -589,8 +589,12 @@ mod tests {
         let mut facts =
             Facts { server: Server { version: "17.11".to_owned(), ..Server::default() }, ..Facts::default() };
         let columns = ["id", "aggregatetype", "aggregateid", "payload", "type"];
-        let column = |name: &str| catalog::Column { name: name.to_owned(), ..catalog::Column::default() };
-        let table = Some(catalog::Table { columns: columns.map(column).to_vec(), ..catalog::Table::default() });
+        let column =
+            |name: &str| catalog::PublishedColumn { name: name.to_owned(), ..catalog::PublishedColumn::default() };
+        let table = Some(catalog::PublishedTable {
+            columns: columns.map(column).to_vec(),
+            ..catalog::PublishedTable::default()
+        });
         facts.catalogs = vec![Catalog { table, ..Catalog::default() }];
         let mut report = Report::new(&source, &facts, fit, vec!["a warning".to_owned()]);
         report.add(outbox, facts.catalogs.first(), found);

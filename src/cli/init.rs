@@ -81,7 +81,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
 
 fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
     let (kind, persistence) = (table.kind.clone(), table.persistence.clone());
-    let streamed = catalog::Table { kind, persistence, ..catalog::Table::default() };
+    let streamed = catalog::PublishedTable { kind, persistence, ..catalog::PublishedTable::default() };
     refusal("setup", can_be_streamed(name, &streamed).and_then(|()| plan::is_owned(name, table)))
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
-use crate::replay::{Found, Replay, ReplayProgress, RowFilter, SendEnd, Survey};
+use crate::replay::{FoundRows, Replay, ReplayProgress, RowFilter, SendEnd, Survey};
 use crate::sink::AnySink;
 
 #[derive(Debug, Args, Serialize)]
@@ -216,7 +216,7 @@ impl Report {
         let shown = |text: &Option<String>| or_dash(text.as_deref().map(|text| Shown::of(text.as_bytes())));
         let mut tables = Grid::headed("outbox, rows, first, last, from, to, order");
         let (mut topics, mut unroutable) = (Grid::headed("topic, rows, outbox"), Grid::default());
-        for Found { outbox, rows, first, last, from, to, order, topics: of } in &self.survey.tables {
+        for FoundRows { outbox, rows, first, last, from, to, order, topics: of } in &self.survey.tables {
             let [from, to, order] = [from, to, order].map(|text| or_dash(text.as_ref()));
             tables.row([outbox, rows, &shown(first), &shown(last), &from, &to, &order]);
             of.iter().for_each(|(topic, rows)| topics.row([topic, rows, outbox]));
@@ -240,7 +240,7 @@ mod tests {
 
     fn survey(unroutable: u64) -> Survey {
         let text = |text: &str| Some(text.to_owned());
-        let found = Found {
+        let found = FoundRows {
             outbox: "public.outbox".to_owned(),
             rows: 12,
             order: text("\"seq\""),
@@ -250,7 +250,7 @@ mod tests {
             to: text("2026-03-01 12:30:00+00"),
             topics: [("orders".to_owned(), 11), ("returns".to_owned(), 1)].into(),
         };
-        let empty = Found { outbox: "b.events".to_owned(), ..Found::default() };
+        let empty = FoundRows { outbox: "b.events".to_owned(), ..FoundRows::default() };
         let row =
             Unroutable { outbox: "public.outbox".to_owned(), id: "a-3".to_owned(), why: "column a is NULL".to_owned() };
         let unroutable_rows = if unroutable > 0 { vec![row] } else { Vec::new() };

@@ -14,7 +14,7 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
 use crate::postgres::sql::SqlSession;
-use crate::telemetry::metrics::{Metrics, Rows, SlotState};
+use crate::telemetry::metrics::{Metrics, RowState, SlotState};
 use crate::telemetry::{Side, Telemetry};
 
 /// How often slot and rows are looked at, where that takes little time.
@@ -32,7 +32,7 @@ const BOUNDS: &str = "set lock_timeout = '1ms'; set statement_timeout = '5s'; se
 #[derive(Debug)]
 enum What {
     Parked,
-    Rows { rows: Rows, outbox: String, sql: String },
+    Rows { rows: RowState, outbox: String, sql: String },
 }
 
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Count {
         let table = quote_table(table)?;
         let all = outbox.upkeep.delete.then_some("true");
         let conditions = [
-            (Rows::Unpublished, outbox.upkeep.pending.as_deref().or(all)),
-            (Rows::Failed, outbox.upkeep.failed.as_deref()),
+            (RowState::Unpublished, outbox.upkeep.pending.as_deref().or(all)),
+            (RowState::Failed, outbox.upkeep.failed.as_deref()),
         ];
         let counts = conditions.into_iter().filter_map(|(rows, condition)| {
             let condition = condition?;

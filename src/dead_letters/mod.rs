@@ -30,7 +30,7 @@ use crate::route::dead_letter::{
     CLASS_HEADER, OMITTED_HEADER, PARTITION_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
-use crate::sink::kafka::topic_reader::Message;
+use crate::sink::kafka::topic_reader::TopicRecord;
 
 /// Header of a marker: the outcome of the dead letter, `retried` or `dropped`.
 const SETTLED_HEADER: &str = "walrelay-settled";
@@ -75,7 +75,7 @@ pub(crate) enum Entry<'r> {
 
 impl<'r> Entry<'r> {
     /// Classifies `record`. The headers with the reason begin with the last header that has a class.
-    pub(crate) fn of(record: &'r Message<'r>) -> Entry<'r> {
+    pub(crate) fn of(record: &'r TopicRecord<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
@@ -139,7 +139,7 @@ impl Marker {
 
 #[derive(Debug)]
 pub(crate) struct DeadLetter<'r> {
-    pub(crate) record: &'r Message<'r>,
+    pub(crate) record: &'r TopicRecord<'r>,
     /// The headers of the record that could not be delivered.
     pub(crate) original: &'r [Header<'r>],
     reasons: &'r [Header<'r>],
@@ -220,13 +220,13 @@ mod tests {
     use super::*;
     use crate::route::dead_letter::{ATTEMPTS_HEADER, ERROR_HEADER, OUTBOX_HEADER, PLACE_HEADER, ROW_HEADER};
 
-    pub(super) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Message<'m> {
+    pub(super) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> TopicRecord<'m> {
         let At { partition, offset } = at.parse().unwrap();
         let headers = Some(headers.to_vec());
-        Message { partition, offset, time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
+        TopicRecord { partition, offset, time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
     }
 
-    pub(super) fn dead_letter<'r>(record: &'r Message<'r>) -> DeadLetter<'r> {
+    pub(super) fn dead_letter<'r>(record: &'r TopicRecord<'r>) -> DeadLetter<'r> {
         match Entry::of(record) {
             Entry::DeadLetter(letter) => letter,
             other @ (Entry::Marker(_) | Entry::Foreign) => panic!("{other:?}"),
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn a_record_without_a_class_is_foreign_and_invalid_headers_are_ignored() {
         let foreign = |headers: Option<Vec<Header<'_>>>| {
-            let record = Message { headers, ..incoming("0:0", &[]) };
+            let record = TopicRecord { headers, ..incoming("0:0", &[]) };
             matches!(Entry::of(&record), Entry::Foreign)
         };
         assert!(foreign(None) && foreign(Some(Vec::new())) && foreign(Some(vec![("id", Some(b"7"))])));
@@ -333,7 +333,7 @@ mod tests {
             (ROW_HEADER, None),
             (SLOT_HEADER, Some(b"\xc3")),
         ];
-        let record = Message { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
+        let record = TopicRecord { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
         let letter = dead_letter(&record);
         assert_eq!(
             (letter.number::<u32>(ATTEMPTS_HEADER), letter.number::<u64>(OMITTED_HEADER), letter.reason(ROW_HEADER)),

@@ -7,7 +7,7 @@ use super::{At, DeadLetter, Entry, Marker, Outcome};
 use crate::error::Result;
 use crate::route::dead_letter::{OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
+use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader};
 
 /// The greatest number of classes with a count of their own. There are few classes, but a header may contain anything.
 const CLASSES_MAX: usize = 20;
@@ -38,7 +38,7 @@ pub(crate) type Say<'s> = &'s mut dyn FnMut(u64, u64);
 pub(crate) struct Scan {
     reader: TopicReader,
     topic: String,
-    spans: Spans,
+    spans: OffsetRanges,
     resolved: Resolved,
     /// The last marker of each dead letter that the filter names.
     markers: BTreeMap<At, Marker>,
@@ -180,7 +180,7 @@ fn place(at: At) -> Option<((i32, i64), usize, u64)> {
 }
 
 /// Restricts each partition to the offsets from the first named dead letter on, because its marker is a later record.
-fn narrow(spans: &mut Spans, wanted: &DeadLetterFilter) {
+fn narrow(spans: &mut OffsetRanges, wanted: &DeadLetterFilter) {
     if wanted.letters.is_empty() {
         return;
     }
@@ -192,7 +192,7 @@ fn narrow(spans: &mut Spans, wanted: &DeadLetterFilter) {
     });
 }
 
-fn records(spans: &Spans) -> u64 {
+fn records(spans: &OffsetRanges) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
@@ -249,11 +249,11 @@ mod tests {
     use super::super::tests::{dead_letter, incoming};
     use super::*;
     use crate::route::dead_letter::CLASS_HEADER;
-    use crate::sink::kafka::topic_reader::Message;
+    use crate::sink::kafka::topic_reader::TopicRecord;
 
     #[test]
     fn a_scan_for_named_dead_letters_starts_at_the_first_of_each_partition() {
-        let mut spans: Spans = [(0, 0..10), (1, 5..9), (2, 0..4)].into();
+        let mut spans: OffsetRanges = [(0, 0..10), (1, 5..9), (2, 0..4)].into();
         let named = |names: &[&str]| DeadLetterFilter {
             letters: names.iter().map(|name| name.parse().unwrap()).collect(),
             ..DeadLetterFilter::default()
@@ -323,7 +323,7 @@ mod tests {
 
         // A missing field does not match the empty text.
         let bare = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
-        let bare = Message { key: None, time_ms: None, ..bare };
+        let bare = TopicRecord { key: None, time_ms: None, ..bare };
         for wanted in [
             DeadLetterFilter { ids: some(&[""]), ..DeadLetterFilter::default() },
             DeadLetterFilter { aggregates: some(&[""]), ..DeadLetterFilter::default() },

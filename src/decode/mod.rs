@@ -65,11 +65,11 @@ pub(crate) struct Relation {
     pub schema: String,
     pub table: String,
     /// In the order of a tuple's values.
-    pub columns: Vec<Column>,
+    pub columns: Vec<RelationColumn>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Column {
+pub struct RelationColumn {
     pub name: String,
     pub type_oid: u32,
     /// Type modifier (`atttypmod`): length, precision or scale; -1 without.
@@ -176,12 +176,12 @@ fn relation(cursor: &mut Cursor<'_>) -> Result<Relation, DecodeError> {
     Ok(Relation { oid, schema: schema.to_owned(), table: table.to_owned(), columns })
 }
 
-fn column(cursor: &mut Cursor<'_>) -> Result<Column, DecodeError> {
+fn column(cursor: &mut Cursor<'_>) -> Result<RelationColumn, DecodeError> {
     cursor.u8("a column's flags")?;
     let name = cursor.name("a column's name")?;
     let type_oid = cursor.u32("a column's type OID")?;
     let type_modifier = cursor.u32("a column's type modifier")?.cast_signed();
-    Ok(Column { name: name.to_owned(), type_oid, type_modifier })
+    Ok(RelationColumn { name: name.to_owned(), type_oid, type_modifier })
 }
 
 #[inline]

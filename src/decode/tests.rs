@@ -104,7 +104,7 @@ fn one_of_each() -> Vec<(Vec<u8>, Message<'static>)> {
         &[Value::Null, Value::Text("größe".as_bytes()), Value::Unchanged, Value::Binary(&[0, 255]), Value::Text(b"")];
     let begin = Begin { commit_lsn: Lsn::new(0x1_0000_0020), committed_at_us: 1_714_979_289_123_456, xid: u32::MAX };
     let commit = Commit { commit_lsn: Lsn::new(32), end_lsn: Lsn::new(64), committed_at_us: -1 };
-    let column = |name: &str| Column { name: name.to_owned(), type_oid: 25, type_modifier: -1 };
+    let column = |name: &str| RelationColumn { name: name.to_owned(), type_oid: 25, type_modifier: -1 };
     let relation = |schema: &str| Relation {
         oid: 16_384,
         schema: schema.to_owned(),

@@ -7,7 +7,7 @@ use super::error::{EventError, Fault, Seen, Shown};
 use super::row::{Content, Mapping};
 use super::{Event, Place, Row, Step, Via};
 use crate::config::{EventSource, OutboxConfig, TableName};
-use crate::decode::{self, Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation};
+use crate::decode::{self, Begin, Commit, Insert, LogicalMessage, Message, Other, Relation, RelationColumn};
 use crate::position::{Lsn, Position};
 use crate::template::ColumnType;
 
@@ -202,7 +202,8 @@ impl Assembler {
         let number = self.outboxes.iter().position(named).or_else(|| self.table_oids.get(&relation.oid).copied());
         let found = number.and_then(|number| Some((number, self.outboxes.get(number)?)));
         let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
-        let needed = |column: &&mut Column| found.is_some_and(|(_, outbox)| outbox.columns.contains(&column.name));
+        let needed =
+            |column: &&mut RelationColumn| found.is_some_and(|(_, outbox)| outbox.columns.contains(&column.name));
         for column in relation.columns.iter_mut().filter(needed) {
             let of = ColumnType { oid: column.type_oid, modifier: column.type_modifier };
             let base = self.base_types.base(of, commit_lsn).ok_or_else(|| EventError::TypeUnknown {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::Fault;
 use super::{Event, Place};
 use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, OutboxConfig, RowKey};
-use crate::decode::{self, Column, Insert, LogicalMessage, Message, Relation, Tuple, Value};
+use crate::decode::{self, Insert, LogicalMessage, Message, Relation, RelationColumn, Tuple, Value};
 use crate::template::{ColumnType, Values, each_member, text_of};
 
 /// The values of one row or message, by the index of the column in [`OutboxConfig::columns`]. Values are the text of Postgres, borrowed
@@ -152,7 +152,7 @@ impl Mapping {
         let find = |(place, name): (usize, &String)| {
             let mut columns = relation.columns.iter().enumerate();
             let found = columns.find(|(_, column)| column.name == *name);
-            let of = |column: &Column| ColumnType { oid: column.type_oid, modifier: column.type_modifier };
+            let of = |column: &RelationColumn| ColumnType { oid: column.type_oid, modifier: column.type_modifier };
             match found {
                 None if place < routed => Err(place),
                 found => Ok(found.map(|(position, column)| (position, of(column)))),
@@ -278,7 +278,7 @@ pub struct Polled {
 
 impl Polled {
     /// For rows of these columns, in this order, with the base types of domains. The error is the first missing column of `outbox`.
-    pub fn new(outbox: &OutboxConfig, columns: Vec<Column>) -> Result<Polled, String> {
+    pub fn new(outbox: &OutboxConfig, columns: Vec<RelationColumn>) -> Result<Polled, String> {
         let relation = Relation { oid: 0, schema: String::new(), table: String::new(), columns };
         let missing = |place: usize| outbox.columns.get(place).cloned().unwrap_or_default();
         Ok(Polled { mapping: Arc::new(Mapping::new(outbox, &relation).map_err(missing)?), message: Vec::new() })
@@ -438,7 +438,7 @@ mod tests {
     fn polled(needed: &[&str], columns: &[(&str, u32)]) -> Result<Polled, String> {
         let needed = needed.iter().map(|name| (*name).to_owned()).collect();
         let outbox = OutboxConfig { columns: needed, ..OutboxConfig::default() };
-        let column = |(name, type_oid): &(&str, u32)| Column {
+        let column = |(name, type_oid): &(&str, u32)| RelationColumn {
             name: (*name).to_owned(),
             type_oid: *type_oid,
             type_modifier: -1,

@@ -571,8 +571,8 @@ impl Captures {
 }
 
 /// A column as the stream describes it, with the base type of a domain.
-fn column(column: &Column) -> decode::Column {
-    decode::Column { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
+fn column(column: &Column) -> decode::RelationColumn {
+    decode::RelationColumn { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
 }
 
 /// How many cases there were when the last was captured: nothing is compared where there is nothing.

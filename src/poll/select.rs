@@ -19,7 +19,7 @@ pub struct TableFacts {
     pub oid: u32,
     pub(crate) name: TableName,
     /// The outbox's columns, in their order, with the base types of domains.
-    pub columns: Vec<decode::Column>,
+    pub columns: Vec<decode::RelationColumn>,
     /// The columns that name a row, the id first.
     pub key: Vec<Column>,
     /// The `xid8` column that defaults to `pg_current_xact_id()`.
@@ -102,8 +102,8 @@ impl TableFacts {
 }
 
 /// A column as the stream describes it, with the base type of a domain.
-pub fn as_streamed(column: &Column) -> decode::Column {
-    decode::Column { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
+pub(crate) fn as_streamed(column: &Column) -> decode::RelationColumn {
+    decode::RelationColumn { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
 }
 
 /// The remedy where no column has the order of an aggregate's events.

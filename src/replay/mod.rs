@@ -85,12 +85,12 @@ pub(crate) struct Replay<'c> {
 pub(crate) struct Survey {
     pub rows: u64,
     pub unroutable: u64,
-    pub tables: Vec<Found>,
+    pub tables: Vec<FoundRows>,
     pub unroutable_rows: Vec<Unroutable>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Found {
+pub(crate) struct FoundRows {
     pub outbox: String,
     pub rows: u64,
     /// The order of the rows before the id, as SQL.
@@ -254,7 +254,7 @@ impl<'c> Replay<'c> {
             let (count, from, to) = self.reader.extent(&extent(facts, outbox, &selection)?).await?;
             let order = facts.order.as_ref().map(|order| order.sql.clone());
             let name = facts.name.to_string();
-            let mut found = Found { outbox: name.clone(), rows: count, order, from, to, ..Found::default() };
+            let mut found = FoundRows { outbox: name.clone(), rows: count, order, from, to, ..FoundRows::default() };
             if count > 1 && found.order.is_none() {
                 return Err(orderless(&name, count));
             }

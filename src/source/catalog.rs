@@ -25,7 +25,7 @@ pub(crate) struct Catalog {
     pub publication: Option<Publication>,
     /// The present name of the publication with the OID that was seen before.
     pub publication_now_called: Option<String>,
-    pub table: Option<Table>,
+    pub table: Option<PublishedTable>,
     /// The present name of the table with the OID that was seen before.
     pub table_now_called: Option<String>,
     /// Every way in which the table, or a partitioned table above it, is in the publication.
@@ -90,7 +90,7 @@ impl Flags {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Table {
+pub(crate) struct PublishedTable {
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -101,11 +101,11 @@ pub(crate) struct Table {
     pub inherited_by: u32,
     /// Unlogged and foreign partitions, whose rows are in no stream.
     pub silent_partitions: Vec<String>,
-    pub columns: Vec<Column>,
+    pub columns: Vec<PublishedColumn>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Column {
+pub(crate) struct PublishedColumn {
     pub name: String,
     /// `s` or `v` for a generated column, else empty.
     pub generated: String,
@@ -345,7 +345,12 @@ mod tests {
                 flags,
                 ..Publication::default()
             }),
-            table: Some(Table { oid: 20, kind: "r".to_owned(), persistence: "p".to_owned(), ..Table::default() }),
+            table: Some(PublishedTable {
+                oid: 20,
+                kind: "r".to_owned(),
+                persistence: "p".to_owned(),
+                ..PublishedTable::default()
+            }),
             table_now_called: Some("outbox".to_owned()),
             members: vec![Member { through: "table".to_owned(), oid: 30, ..Member::default() }],
             ..Catalog::default()
@@ -362,7 +367,7 @@ mod tests {
         catalog.publication.as_mut().unwrap()
     }
 
-    fn table(catalog: &mut Catalog) -> &mut Table {
+    fn table(catalog: &mut Catalog) -> &mut PublishedTable {
         catalog.table.as_mut().unwrap()
     }
 

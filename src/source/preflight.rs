@@ -16,7 +16,7 @@ use crate::position::Lsn;
 use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
-use crate::source::catalog::{Catalog, Flags, Member, Publication, Table};
+use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedTable};
 use crate::template::ColumnType;
 
 /// The oldest supported major version.
@@ -548,7 +548,7 @@ fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
 }
 
 /// Whether rows of this table can be in any stream.
-pub(crate) fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
+pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Result<()> {
     let what = match table.kind.as_str() {
         "r" | "p" => None,
         "v" => Some("a view"),
@@ -584,7 +584,7 @@ struct Published<'a> {
     sql_name: String,
     publication: &'a Publication,
     catalog: &'a Catalog,
-    table: &'a Table,
+    table: &'a PublishedTable,
     table_name: &'a TableName,
 }
 
@@ -730,7 +730,7 @@ fn traffic_warnings(facts: &Facts, publication: &Publication, outboxes: &[&Table
     warnings
 }
 
-fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32) -> Vec<String> {
+fn table_warnings(catalog: &Catalog, table: &PublishedTable, name: &TableName, major: u32) -> Vec<String> {
     let of = [
         (
             table.row_security,

@@ -167,7 +167,7 @@ pub struct SlotState<'a> {
 
 /// Rows of an outbox that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum RowState {
     /// They satisfy `outbox.pending`.
     Unpublished,
     /// They satisfy `outbox.failed`.
@@ -369,8 +369,8 @@ impl Metrics {
         metrics.stored_lsn.set(lsn);
         metrics.clock_difference_seconds.set(Some(1.0));
         metrics.outbox_events("", 1);
-        metrics.set_rows(Rows::Unpublished, "", one);
-        metrics.set_rows(Rows::Failed, "", one);
+        metrics.set_rows(RowState::Unpublished, "", one);
+        metrics.set_rows(RowState::Failed, "", one);
         metrics.relay_info.get_or_create(&Vec::new()).set(1);
         metrics.clean_up_success_timestamp_seconds.set(Some(1.0));
         metrics.broker_round_trip_seconds.set(Some(1.0));
@@ -488,10 +488,10 @@ impl Metrics {
     }
 
     /// Sets the number of such rows of an outbox; `None` if it is unknown.
-    pub fn set_rows(&self, rows: Rows, outbox: &str, count: Option<i64>) {
+    pub(crate) fn set_rows(&self, rows: RowState, outbox: &str, count: Option<i64>) {
         let family = match rows {
-            Rows::Unpublished => &self.unpublished_rows,
-            Rows::Failed => &self.failed_rows,
+            RowState::Unpublished => &self.unpublished_rows,
+            RowState::Failed => &self.failed_rows,
         };
         let labels = [(OUTBOX, outbox.to_owned())];
         match count {
@@ -687,9 +687,9 @@ mod tests {
         let known = SlotState { active: Some(false), wal_status: Some("extended"), ..SlotState::default() };
         metrics.set_slot(&known);
         metrics.connection(Side::Postgres, true);
-        metrics.set_rows(Rows::Unpublished, "public.mail", Some(7));
-        metrics.set_rows(Rows::Failed, "public.mail", Some(7));
-        metrics.set_rows(Rows::Failed, "public.mail", None);
+        metrics.set_rows(RowState::Unpublished, "public.mail", Some(7));
+        metrics.set_rows(RowState::Failed, "public.mail", Some(7));
+        metrics.set_rows(RowState::Failed, "public.mail", None);
         let exposed = samples(&metrics.encode().unwrap());
         assert_eq!(exposed["walrelay_slot_active"], 0.0);
         assert_eq!(exposed[r#"walrelay_connection_state{side="postgres"}"#], 1.0);

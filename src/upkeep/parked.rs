@@ -11,7 +11,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
-use crate::decode::Column;
+use crate::decode::RelationColumn;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
@@ -178,10 +178,10 @@ pub struct Limit {
 
 impl ParkedRow {
     /// Its columns, described as those of a table.
-    pub fn described(&self) -> Vec<Column> {
+    pub fn described(&self) -> Vec<RelationColumn> {
         let columns = self.event.columns.iter();
         columns
-            .map(|ParkedColumn { name, type_of, .. }| Column {
+            .map(|ParkedColumn { name, type_of, .. }| RelationColumn {
                 name: name.clone(),
                 type_oid: type_of.oid,
                 type_modifier: type_of.modifier,

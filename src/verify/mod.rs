@@ -17,7 +17,7 @@ pub(crate) use self::compare::{Comparison, Counts, Delivered, Example, Findings,
 use crate::error::Result;
 use crate::route::REPLAY_HEADER;
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
+use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader, TopicRecord};
 
 /// The pause between two reads of topics that lack records.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -105,7 +105,7 @@ impl RecordReader {
     }
 
     /// The offsets of `topic` after those in `read`, up to its present ends.
-    fn unread(&mut self, topic: &str, read: &BTreeMap<i32, i64>) -> Result<Spans> {
+    fn unread(&mut self, topic: &str, read: &BTreeMap<i32, i64>) -> Result<OffsetRanges> {
         let mut spans = self.reader.spans(topic)?;
         let mut fresh = spans.clone();
         fresh.retain(|id, _| !read.contains_key(id));
@@ -126,7 +126,7 @@ impl RecordReader {
         Ok(spans)
     }
 
-    fn delivered<'m>(&self, message: &Message<'m>) -> Delivered<'m> {
+    fn delivered<'m>(&self, message: &TopicRecord<'m>) -> Delivered<'m> {
         let headers = message.headers.as_deref().unwrap_or_default();
         let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
         Delivered {

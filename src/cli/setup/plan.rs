@@ -184,10 +184,12 @@ fn as_planned(wanted: &Wanted<'_>, found: &Found) -> Facts {
     let mut facts = found.facts.as_set_up(&names);
     for (((outbox, _), catalog), of) in wanted.tables().zip(&mut facts.catalogs).zip(&found.outboxes) {
         if catalog.table.is_none() && wanted.create_table {
-            let column = |name: &String| catalog::Column { name: name.clone(), ..catalog::Column::default() };
+            let column =
+                |name: &String| catalog::PublishedColumn { name: name.clone(), ..catalog::PublishedColumn::default() };
             let columns = outbox.columns.iter().map(column).collect();
             let (kind, persistence) = ("r".to_owned(), "p".to_owned());
-            catalog.table = Some(catalog::Table { kind, persistence, columns, ..catalog::Table::default() });
+            catalog.table =
+                Some(catalog::PublishedTable { kind, persistence, columns, ..catalog::PublishedTable::default() });
         }
         if of.table.is_none() || found.adds(of) {
             catalog.members = vec![Member::default()];
@@ -388,10 +390,11 @@ mod tests {
             database: "shop".into(),
             ..Server::default()
         };
-        let column = |name: &str| catalog::Column { name: name.to_owned(), ..catalog::Column::default() };
+        let column =
+            |name: &str| catalog::PublishedColumn { name: name.to_owned(), ..catalog::PublishedColumn::default() };
         let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec();
         let (kind, persistence) = ("r".to_owned(), "p".to_owned());
-        let table = Some(catalog::Table { kind, persistence, columns, ..catalog::Table::default() });
+        let table = Some(catalog::PublishedTable { kind, persistence, columns, ..catalog::PublishedTable::default() });
         let catalogs = vec![Catalog { table, ..Catalog::default() }];
         let table = Some(Table { kind: "r".into(), owned: true, ..Table::default() });
         Found {

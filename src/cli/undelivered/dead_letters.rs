@@ -578,7 +578,7 @@ mod tests {
     use super::*;
     use crate::dead_letters::{At, Entry};
     use crate::route::dead_letter::CLASS_HEADER;
-    use crate::sink::kafka::topic_reader::Message;
+    use crate::sink::kafka::topic_reader::TopicRecord;
 
     const NOW_MS: i64 = 1_772_366_400_000;
 
@@ -586,7 +586,7 @@ mod tests {
         let headers = Some([&[(CLASS_HEADER, Some(&b"too-large"[..]))], headers].concat());
         let At { partition, offset } = at.parse().unwrap();
         let (key, value) = (Some(&b"order-17"[..]), Some(&b"canary"[..]));
-        let record = Message { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
+        let record = TopicRecord { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
         let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         keep(oldest, 3, &letter, event(&letter, outcome, None, NOW_MS));
     }
@@ -647,7 +647,7 @@ mod tests {
             (OMITTED_HEADER, Some(b"2000000")),
         ];
         let headers = Some(headers.to_vec());
-        let record = Message { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
+        let record = TopicRecord { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
         let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         let mut event = event(&letter, Some(Settles::Dropped), Some("2026\n"), 120_000);
         add_details(&mut event, &letter, payload);
@@ -688,7 +688,7 @@ mod tests {
                 vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
             let headers = Some(headers);
-            let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
+            let record = TopicRecord { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
             let Entry::DeadLetter(letter) = Entry::of(&record) else { panic!("no dead letter") };
             plan.letter(&letter, &["dead".to_owned()]);
         }

@@ -28,7 +28,7 @@ pub(crate) struct Plan {
     pub order: Option<String>,
     /// The outbox as far as topic, key, partition and timestamp go, and its columns.
     outbox: OutboxConfig,
-    columns: Vec<crate::decode::Column>,
+    columns: Vec<crate::decode::RelationColumn>,
     id_type: String,
     table: String,
     condition: String,
@@ -201,7 +201,8 @@ mod tests {
 
     fn plan(order: Option<&str>) -> Plan {
         let outbox = without_content(&OutboxConfig::default());
-        let column = |name: &String| crate::decode::Column { name: name.clone(), type_oid: 25, type_modifier: -1 };
+        let column =
+            |name: &String| crate::decode::RelationColumn { name: name.clone(), type_oid: 25, type_modifier: -1 };
         Plan {
             name: TableName::debezium(),
             order: order.map(str::to_owned),

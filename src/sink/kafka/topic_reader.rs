@@ -42,12 +42,12 @@ const GROUP: &str = "walrelay-reader";
 const AHEAD_KIB: &str = "8192";
 
 /// By partition, the offsets to read.
-pub(crate) type Spans = BTreeMap<i32, Range<i64>>;
+pub(crate) type OffsetRanges = BTreeMap<i32, Range<i64>>;
 
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 #[derive(Debug)]
-pub(crate) struct Message<'m> {
+pub(crate) struct TopicRecord<'m> {
     pub(crate) partition: i32,
     pub(crate) offset: i64,
     /// Milliseconds since the Unix epoch, where the record has a time.
@@ -58,10 +58,10 @@ pub(crate) struct Message<'m> {
     pub(crate) headers: Option<Vec<Header<'m>>>,
 }
 
-impl<'m> Message<'m> {
-    fn of(message: &'m BorrowedMessage<'_>) -> Message<'m> {
+impl<'m> TopicRecord<'m> {
+    fn of(message: &'m BorrowedMessage<'_>) -> TopicRecord<'m> {
         let read = |headers: &'m BorrowedHeaders| headers.iter().map(|header| (header.key, header.value)).collect();
-        Message {
+        TopicRecord {
             partition: message.partition(),
             offset: message.offset(),
             time_ms: message.timestamp().to_millis(),
@@ -146,7 +146,7 @@ impl TopicReader {
     }
 
     /// The partitions of `topic`, from their first offset to the end they have now; none where there is no such topic.
-    pub(crate) fn spans(&self, topic: &str) -> Result<Spans> {
+    pub(crate) fn spans(&self, topic: &str) -> Result<OffsetRanges> {
         self.layout(topic)?.partitions.into_iter().map(|id| Ok((id, self.span(topic, id)?))).collect()
     }
 
@@ -170,7 +170,7 @@ impl TopicReader {
     }
 
     /// What of `spans` may be as young as `since_ms`, in milliseconds since the Unix epoch, as far as the brokers can tell.
-    pub(crate) fn since(&self, topic: &str, mut spans: Spans, since_ms: i64) -> Result<Spans> {
+    pub(crate) fn since(&self, topic: &str, mut spans: OffsetRanges, since_ms: i64) -> Result<OffsetRanges> {
         if spans.is_empty() {
             return Ok(spans);
         }
@@ -198,8 +198,8 @@ impl TopicReader {
     pub(crate) fn read(
         &self,
         topic: &str,
-        spans: &Spans,
-        take: &mut dyn FnMut(Message<'_>) -> ControlFlow<()>,
+        spans: &OffsetRanges,
+        take: &mut dyn FnMut(TopicRecord<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut left = spans.clone();
         left.retain(|_, span| !span.is_empty());
@@ -227,7 +227,7 @@ impl TopicReader {
                 Some(Ok(message)) => {
                     let (id, offset) = (message.partition(), message.offset());
                     let is_asked_for = left.get(&id).is_some_and(|span| span.contains(&offset));
-                    if is_asked_for && take(Message::of(&message)).is_break() {
+                    if is_asked_for && take(TopicRecord::of(&message)).is_break() {
                         break;
                     }
                     (id, offset.saturating_add(1))
@@ -461,7 +461,8 @@ pub(crate) fn read_back(
     let mut partitions: Vec<Partition> = spans.into_iter().map(|(id, span)| Partition::new(id, span)).collect();
     let (mut window, mut left, mut bytes) = (WINDOW, RECORDS_MAX, 0);
     while let Some(looked_at) = look_back(&mut partitions, window, left) {
-        let spans: Spans = partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
+        let spans: OffsetRanges =
+            partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
         reader.read(topic, &spans, &mut |message| {
             let (key, value) = (message.key, message.value);
             bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::EventSource;
 use crate::position::Lsn;
-use crate::source::catalog::{Catalog, Column, Flags, Member, Publication, Table};
+use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedColumn, PublishedTable};
 
 fn outbox() -> OutboxConfig {
     OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }
@@ -19,7 +19,7 @@ fn some(text: &str) -> Option<String> {
 
 /// A server, slot, publication and table nothing can be said against.
 fn fit() -> Facts {
-    let column = |name: &str| Column { name: name.to_owned(), generated: String::new() };
+    let column = |name: &str| PublishedColumn { name: name.to_owned(), generated: String::new() };
     Facts {
         server: Server {
             version_num: 170_011,
@@ -50,12 +50,12 @@ fn fit() -> Facts {
                 flags: Flags { insert: true, ..Flags::default() },
                 ..Publication::default()
             }),
-            table: Some(Table {
+            table: Some(PublishedTable {
                 oid: 20,
                 kind: "r".into(),
                 persistence: "p".into(),
                 columns: ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec(),
-                ..Table::default()
+                ..PublishedTable::default()
             }),
             members: vec![member(0, "outbox")],
             ..Catalog::default()
@@ -78,7 +78,7 @@ fn catalog(facts: &mut Facts) -> &mut Catalog {
     &mut facts.catalogs[0]
 }
 
-fn table(facts: &mut Facts) -> &mut Table {
+fn table(facts: &mut Facts) -> &mut PublishedTable {
     catalog(facts).table.as_mut().unwrap()
 }
 
@@ -326,7 +326,7 @@ fn settings_that_only_look_like_faults_are_accepted() {
         },
         // A generated column nobody mapped.
         |it| {
-            let column = Column { name: "search".into(), generated: "s".into() };
+            let column = PublishedColumn { name: "search".into(), generated: "s".into() };
             table(it).columns.push(column);
         },
         // A partitioned table via its root.

@@ -138,7 +138,7 @@ fn add_to_histogram(points: &mut Vec<HistogramDataPoint>, sample: &Sample<'_>, P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::{Metrics, Rows};
+    use crate::telemetry::metrics::{Metrics, RowState};
 
     const PERIOD: Period = Period { since: 1, until: 2 };
 
@@ -150,7 +150,7 @@ mod tests {
     fn each_sample_of_the_text_has_a_point_of_the_same_name_and_value() {
         let metrics = Metrics::known();
         metrics.acked_events.inc_by(7);
-        metrics.set_rows(Rows::Failed, "a\"b\\c\nd,e={}", Some(3));
+        metrics.set_rows(RowState::Failed, "a\"b\\c\nd,e={}", Some(3));
         metrics.observe_commit_to_ack(0, 20_000);
         metrics.observe_commit_to_ack(0, 900_000_000);
         let text = metrics.encode().unwrap();
