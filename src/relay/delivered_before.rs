@@ -18,6 +18,7 @@ use crate::event::{Place, Via};
 use crate::position::{Lsn, Position};
 use crate::route::Record;
 use crate::sink::READ_BACK_RECORDS_MAX;
+use crate::state::ServerIdentity;
 
 /// Records remembered, of all topics together: a few megabytes.
 const REMEMBERED_MAX: usize = 2 * READ_BACK_RECORDS_MAX as usize;
@@ -80,7 +81,7 @@ impl DeliveredBefore {
     /// ours, do not: nobody had them before. None where no outbox has headers for an event's id and place.
     pub fn new(
         outboxes: &[OutboxConfig],
-        (system_identifier, timeline): (&str, u32),
+        server: &ServerIdentity,
         stored: Position,
         until: Lsn,
     ) -> Option<DeliveredBefore> {
@@ -89,7 +90,7 @@ impl DeliveredBefore {
             outboxes.iter().filter_map(|outbox| outbox.route.position_header.clone()).collect();
         position_headers.sort();
         position_headers.dedup();
-        let origin = format!("{system_identifier}:{timeline}:");
+        let origin = format!("{}:{}:", server.system_identifier, server.timeline);
         let outboxes: Vec<_> = outboxes.iter().map(tells).collect();
         outboxes.contains(&true).then(|| DeliveredBefore {
             seen_by: Seer { origin, position_headers, stored, until, hashes: RandomState::new() },
@@ -200,11 +201,14 @@ mod tests {
     use super::*;
     use crate::event::tests::outbox;
 
-    const ORIGIN: (&str, u32) = ("7", 1);
+    fn origin() -> ServerIdentity {
+        ServerIdentity { system_identifier: "7".to_owned(), timeline: 1 }
+    }
+
     const START: Position = Position::at(Lsn::new(100));
 
     fn before() -> DeliveredBefore {
-        DeliveredBefore::new(&[outbox()], ORIGIN, START, Lsn::new(900)).unwrap()
+        DeliveredBefore::new(&[outbox()], &origin(), START, Lsn::new(900)).unwrap()
     }
 
     fn place(commit_lsn: u64, index: u64) -> Place {
@@ -308,7 +312,7 @@ mod tests {
     fn only_events_between_the_stored_position_and_the_start_are_remembered() {
         let partial = crate::position::Partial { commit_lsn: Lsn::new(200), index: 2 };
         let stored = Position { partial: Some(partial), ..START };
-        let before = DeliveredBefore::new(&[outbox()], ORIGIN, stored, Lsn::new(900)).unwrap();
+        let before = DeliveredBefore::new(&[outbox()], &origin(), stored, Lsn::new(900)).unwrap();
         let mut tail = before.tail("t");
         let mut take = |place| with_record(("7:1:", place), A, |record| tail.take(record));
         let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)].map(|(lsn, index)| take(place(lsn, index)));
@@ -333,8 +337,8 @@ mod tests {
     fn no_tail_is_read_without_a_position_header_or_after_a_failure() {
         let mut without = outbox();
         without.route.position_header = None;
-        assert!(DeliveredBefore::new(&[without.clone()], ORIGIN, START, Lsn::new(900)).is_none());
-        let mut mixed = DeliveredBefore::new(&[without, outbox()], ORIGIN, START, Lsn::new(900)).unwrap();
+        assert!(DeliveredBefore::new(&[without.clone()], &origin(), START, Lsn::new(900)).is_none());
+        let mut mixed = DeliveredBefore::new(&[without, outbox()], &origin(), START, Lsn::new(900)).unwrap();
         assert_eq!(judge(&mut mixed, place(200, 0), A), Verdict::Publish);
 
         let mut before = before();

@@ -18,7 +18,7 @@ use crate::relay::stall_watchdog::StallWatchdog;
 use crate::sink::{AnySink, SinkHandle};
 
 pub(super) struct RelayProducer {
-    pub(super) state: State,
+    state: State,
     /// Guards the producer while a session runs.
     pub(super) watchdog: StallWatchdog,
     /// What is known of events that the broker refuses, while no pipeline runs.
@@ -31,7 +31,7 @@ pub(super) struct RelayProducer {
     pub(super) epoch: Instant,
 }
 
-pub(super) enum State {
+enum State {
     Absent,
     /// It has not published from the slot. It begins behind the position, or behind what is stored where there is none.
     New(AnySink, Option<Position>),
@@ -84,18 +84,28 @@ impl RelayProducer {
         &mut pipeline.publisher.quarantine
     }
 
-    /// Takes the state out, and leaves the quarantine here.
-    fn take(&mut self) -> State {
-        let mut state = std::mem::replace(&mut self.state, State::Absent);
-        if let State::Running(pipeline) = &mut state {
+    /// Every change of the state. Gives the previous state, whose quarantine stays here.
+    fn change_to(&mut self, next: State) -> State {
+        let mut before = std::mem::replace(&mut self.state, next);
+        if let State::Running(pipeline) = &mut before {
             self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
         }
-        state
+        before
+    }
+
+    /// A producer that has published nothing from the slot begins where the stored position is.
+    pub(super) fn begin(&mut self, sink: AnySink) {
+        self.change_to(State::New(sink, None));
+    }
+
+    /// The session of this pipeline, which [`RelayProducer::enter`] gave, has ended.
+    pub(super) fn leave(&mut self, pipeline: Box<Pipeline<AnySink>>) {
+        self.change_to(State::Running(pipeline));
     }
 
     /// Takes the sink out, for another source than the slot. Nothing of it is in flight.
     pub(super) fn take_sink(&mut self) -> Result<AnySink> {
-        match self.take() {
+        match self.change_to(State::Absent) {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),
             State::New(sink, _) => Ok(sink),
             State::Absent => Err(Error::new(Kind::Bug, "the table without a producer")),
@@ -112,7 +122,7 @@ impl RelayProducer {
         published: Option<Published>,
         same_server: bool,
     ) -> Result<Box<Pipeline<AnySink>>> {
-        let (sink, start) = match self.take() {
+        let (sink, start) = match self.change_to(State::Absent) {
             State::Running(mut pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                 Belongs::Here => {
                     pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
@@ -150,7 +160,7 @@ impl RelayProducer {
         let resume = pipeline.publisher.completed();
         self.end().await;
         match AnySink::connect(config) {
-            Ok(sink) => self.state = State::New(sink, Some(resume)),
+            Ok(sink) => _ = self.change_to(State::New(sink, Some(resume))),
             Err(error) => tracing::error!(event = "producer_creation_failed", %error,
                 "a new producer could not be made"),
         }
@@ -168,7 +178,7 @@ impl RelayProducer {
     /// Ends the producer. The next one sends again what this one has not delivered.
     pub(super) async fn end(&mut self) {
         self.watchdog.release();
-        match self.take() {
+        match self.change_to(State::Absent) {
             State::New(sink, _) => sink.close().await,
             State::Running(pipeline) => pipeline.publisher.sink.close().await,
             State::Absent => {}

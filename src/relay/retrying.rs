@@ -174,12 +174,14 @@ impl Retrying {
         let ended = pass.ended.join_next().await;
         self.pass = None;
         if let Some(ended) = ended {
-            self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
+            let (summary, ended) =
+                ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error))));
+            self.ended(summary, ended);
         }
         RetryReport::default()
     }
 
-    fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {
+    fn ended(&mut self, Summary { sent, dropped, looked }: Summary, ended: Result<()>) {
         let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
         if sent > 0 {
             tracing::info!(event = "parked_events_delivered", %slot, events = sent, "parked events were delivered");

@@ -16,7 +16,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::delivered_before::DeliveredBefore;
 use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
-use crate::relay::producer::{RelayProducer, State};
+use crate::relay::producer::RelayProducer;
 use crate::relay::recovery::TableReason;
 use crate::relay::session::{Lease, Opened, Session};
 use crate::relay::shared_loop::{Ended, Process, report_counts};
@@ -154,7 +154,7 @@ impl Relay {
             self.producer.replace(&self.config).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
-            self.producer.state = State::New(AnySink::connect(&self.config)?, None);
+            self.producer.begin(AnySink::connect(&self.config)?);
         }
         tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -190,7 +190,7 @@ impl Relay {
     /// Relays what the slot sends until the connection, the producer or the relay ends.
     async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
         if let Some(sink) = session.start.sink.take() {
-            self.producer.state = State::New(sink, None);
+            self.producer.begin(sink);
         }
         // What this process knows counts only on the server and timeline where it learned it.
         let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
@@ -223,7 +223,7 @@ impl Relay {
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.outage.is_over();
         }
-        self.producer.state = State::Running(pipeline);
+        self.producer.leave(pipeline);
         // Another relay may have the slot from here on.
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
@@ -254,9 +254,8 @@ impl Relay {
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
-        let (server, outboxes) = (&session.start.identity.server, &self.config.outboxes);
-        let origin = (server.system_identifier.as_str(), server.timeline);
-        match DeliveredBefore::new(outboxes, origin, session.start.identity.position, session.start.wal_end) {
+        let (identity, outboxes) = (&session.start.identity, &self.config.outboxes);
+        match DeliveredBefore::new(outboxes, &identity.server, identity.position, session.start.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(event = "id_headers_missing", slot = %self.config.source.slot,
                 "records have no headers that identify their event (route.id_header, route.position_header): events that \
@@ -311,7 +310,7 @@ impl Relay {
         }
         let mut lease = lease?;
         if let Some(sink) = lease.sink.take() {
-            self.producer.state = State::New(sink, None);
+            self.producer.begin(sink);
         }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         if let Some(Delivered { position, published, inside }) = delivered.filter(|_| same_server)
@@ -336,7 +335,7 @@ impl Relay {
         match sink {
             // It takes nothing any more.
             Some(sink) if self.producer.watchdog.take_given_up() => sink.close().await,
-            Some(sink) => self.producer.state = State::New(sink, None),
+            Some(sink) => self.producer.begin(sink),
             None => {}
         }
         self.known.stored.send_replace(None);

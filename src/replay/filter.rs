@@ -47,7 +47,7 @@ impl RowFilter {
             let condition = one_of(&text_of(&outbox.aggregate_id)?, &self.aggregates)?;
             let remedy =
                 "name the column with the aggregate's id: aggregateid = \"…\" in [outbox.columns]; or use --where";
-            check(client, "--aggregate", remedy, (facts, outbox), &condition).await?;
+            check(client, "--aggregate", remedy, facts, outbox, &condition).await?;
             all.push(condition);
             let key = outbox.route.key.as_ref();
             if !key.is_some_and(|key| key.columns().any(|column| column == outbox.aggregate_id)) {
@@ -64,7 +64,7 @@ impl RowFilter {
                           and functions outside pg_catalog need their schema; --table narrows it to one table";
             // A bracket that closes the surrounding one early fails in one of the two forms.
             for nested in [sql.clone(), format!("(array[{sql}])[1]")] {
-                check(client, "--where", remedy, (facts, outbox), &nested).await?;
+                check(client, "--where", remedy, facts, outbox, &nested).await?;
             }
             all.push(format!("({sql})"));
         }
@@ -135,7 +135,8 @@ async fn check(
     client: &Client,
     flag: &str,
     remedy: &str,
-    (facts, outbox): (&TableFacts, &OutboxConfig),
+    facts: &TableFacts,
+    outbox: &OutboxConfig,
     condition: &str,
 ) -> Result<()> {
     match plan(client, flag, facts, outbox, condition).await? {
