@@ -62,8 +62,6 @@ pub(super) struct RetryReport {
     pub(super) accepting: BTreeSet<String>,
     /// What the table has, read after [`ParkedIndex::begin_look`].
     pub(super) table: Option<Vec<ParkedRef>>,
-    /// The class of an event that failed again.
-    pub(super) failed: Option<&'static str>,
 }
 
 impl ParkedIndex {

@@ -11,9 +11,10 @@
 mod producer;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
@@ -86,11 +87,12 @@ struct Summary {
 
 impl Retrying {
     /// `beside`, where the loop has a watchdog.
-    pub(super) fn new(config: &Config, known: &Known, beside: Option<StallGuard>) -> Retrying {
+    pub(super) fn new(config: &Config, known: &Known, metrics: &Metrics, beside: Option<StallGuard>) -> Retrying {
         let now = Instant::now();
         let shared = Shared {
             config: config.clone(),
             known: Arc::clone(known),
+            metrics: metrics.clone(),
             beside,
             session: Mutex::default(),
             ends: AtomicBool::default(),
@@ -156,12 +158,6 @@ impl Retrying {
         }
     }
 
-    /// Counts in the metrics what became of parked events.
-    pub(super) fn count(&self, metrics: &Metrics) {
-        metrics.unparked_events.inc_by(self.shared.known.unparked.swap(0, Ordering::Relaxed));
-        metrics.dropped_events.inc_by(self.shared.known.dropped.swap(0, Ordering::Relaxed));
-    }
-
     /// Waits for a report of the pass, or its end. Safe to cancel; without a pass, for ever.
     pub(super) async fn next(&mut self) -> RetryReport {
         let Some(pass) = &mut self.pass else { return std::future::pending().await };
@@ -213,6 +209,7 @@ impl Retrying {
 struct Shared {
     config: Config,
     known: Known,
+    metrics: Metrics,
     beside: Option<StallGuard>,
     session: Mutex<Option<Marker>>,
     /// Whether the pass is to end with what it is at.
@@ -281,7 +278,7 @@ impl RetryRun<'_> {
     async fn all(&mut self, producer: &mut RetryProducer<'_>, reloads: bool) -> Result<()> {
         if reloads {
             let table = Some(self.marker.waiting().await?);
-            self.shared.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
+            self.shared.metrics.dropped_events.inc_by(self.marker.take_dropped());
             self.report(RetryReport { table, ..RetryReport::default() });
         }
         let began = Instant::now();
@@ -347,7 +344,7 @@ impl RetryRun<'_> {
         dropped.iter().for_each(|dropped| self.log_drop(dropped));
         if self.marker.settle(&batch).await.is_ok() {
             let events = dropped.into_iter().map(|(id, waiting, _)| (id, waiting));
-            self.summary.dropped += self.gone(events, &self.shared.known.dropped);
+            self.summary.dropped += self.gone(events, &self.shared.metrics.dropped_events);
             return Ok(());
         }
         for dropped in dropped {
@@ -357,7 +354,9 @@ impl RetryRun<'_> {
             let mut alone = Batch::default();
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
-                Ok(_) => self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.known.dropped),
+                Ok(_) => {
+                    self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.metrics.dropped_events)
+                }
                 Err(error) => {
                     let (id, ParkedRef { row, key, .. }, _) = dropped;
                     let trouble = Trouble::of("dropping it, as an operator asked", &row, error);
@@ -392,11 +391,11 @@ impl RetryRun<'_> {
     }
 
     /// These are parked no longer, which `counter` counts. Gives how many they are.
-    fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &AtomicU64) -> u64 {
+    fn gone(&self, events: impl IntoIterator<Item = (i64, ParkedRef)>, counter: &Counter) -> u64 {
         let (ids, released): (Vec<i64>, Vec<ParkedRef>) = events.into_iter().unzip();
         ids.iter().for_each(|id| self.shared.known.tried.lock().written(*id));
         let count = ids.len() as u64;
-        counter.fetch_add(count, Ordering::Relaxed);
+        counter.inc_by(count);
         self.report(RetryReport { released, ..RetryReport::default() });
         count
     }
@@ -535,14 +534,14 @@ impl RetryRun<'_> {
             (held.id, ParkedRef { row: row.clone(), place: *place, key: key.clone(), refused_by: None })
         };
         if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
-            self.summary.sent += self.gone(events.iter().map(entry), &self.shared.known.unparked);
+            self.summary.sent += self.gone(events.iter().map(entry), &self.shared.metrics.unparked_events);
             return Ok(());
         }
         for held in events {
             head.id = held.id;
             let settled = self.marker.settle(&self.delivered(std::slice::from_ref(held))).await;
             settled.map_err(|error| Trouble::of("noting that it was delivered", &held.event.row, error))?;
-            self.summary.sent += self.gone([entry(held)], &self.shared.known.unparked);
+            self.summary.sent += self.gone([entry(held)], &self.shared.metrics.unparked_events);
         }
         Ok(())
     }
@@ -581,7 +580,7 @@ impl RetryRun<'_> {
                 class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
                 "a parked event failed again");
         }
-        self.report(RetryReport { failed: Some(failure.class), ..RetryReport::default() });
+        self.shared.metrics.failed_attempts(failure.class, 1);
         let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         settled.map_err(|error| Trouble::of("noting that it failed again", row, error))?;
@@ -607,7 +606,7 @@ mod tests {
             [("database.url", "postgres://relay@127.0.0.1/shop"), ("slot.name", "orders"), ("kafka.brokers", "k:1")];
         let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
         let config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
-        let mut retrying = Retrying::new(&config, &Known::default(), None);
+        let mut retrying = Retrying::new(&config, &Known::default(), &Metrics::new(), None);
         let (to, reports) = unbounded_channel();
         let pass = async move {
             let _to: UnboundedSender<RetryReport> = to;

@@ -129,7 +129,7 @@ impl<'a> SharedLoop<'a> {
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
             marker,
             writing_back: Fuse::terminated(),
-            retrying: Retrying::new(config, known, Some(watchdog.beside())),
+            retrying: Retrying::new(config, known, &telemetry.metrics, Some(watchdog.beside())),
             leaving: None,
             stop_heard: false,
             counts: publisher.counts(),
@@ -182,13 +182,7 @@ impl<'a> SharedLoop<'a> {
                 done?;
                 failpoint::reached("marked");
             }
-            SharedInput::Retried(tried) => {
-                if let Some(class) = tried.failed {
-                    telemetry.metrics.failed_attempts(class, 1);
-                }
-                self.retrying.count(&telemetry.metrics);
-                publisher.parking.retried(tried, &config.source.slot);
-            }
+            SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
             SharedInput::Control(end) => return Err(end.into()),
             SharedInput::Kafka(connection) => {
                 let fault = match connection? {
@@ -238,7 +232,6 @@ impl<'a> SharedLoop<'a> {
             tracing::info!(event = "first_events_acked", %slot, events, "the first events of this run are acked");
         }
         report_counts(telemetry, counts, before);
-        self.retrying.count(metrics);
         let ledger = &publisher.ledger;
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));

@@ -1,7 +1,6 @@
 //! Where the position is stored, and what other tasks know of it.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -25,9 +24,6 @@ pub(super) struct Knowledge {
     pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
     pub(super) tried: Mutex<RetryMemory>,
-    /// Parked events that were delivered, and dropped, and are not in the metrics yet.
-    pub(super) unparked: AtomicU64,
-    pub(super) dropped: AtomicU64,
 }
 
 /// The configured store, which keeps [`Known`] up to date.
