@@ -33,10 +33,10 @@ use crate::upkeep::{Marker, Parking, writer};
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Connect to nothing; print every setting, its value and where it is from, with secrets as ***
+    /// Connect to nothing; print every setting with its value and origin, and secrets as ***
     #[arg(long, conflicts_with_all = ["form", "json"])]
     pub offline: bool,
-    /// Show what would become of the row with this id, instead of the newest
+    /// Show the record of the row with this id instead of the newest row
     #[arg(long, value_name = "ID", conflicts_with = "offline")]
     pub id: Option<String>,
     /// Leave the body out, which is the row's payload
@@ -55,16 +55,16 @@ Examples:
     jq '.outboxes[].record.topic'
   walrelay config check --config walrelay.toml --offline
 
-Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. With --offline, and where no database is configured, nothing is connected to, and every setting is printed with where it is from.
+The command checks table, publication and slot as `run` does, and prepares the SQL of outbox.pending, mark and order_by. It routes the newest row, or the row of --id, and shows the record. For that the role needs SELECT on the table, a right that `run` does not need. The command changes nothing and does not connect to Kafka. A missing publication or slot is no error. With --offline, or without a configured database, the command connects to nothing, and prints every setting with its origin.
 
 Exit codes:
-  0   `run` would take it; also where the table is empty
-  2   it would not, or no row has that id
+  0   `run` accepts the configuration; the table may be empty
+  2   the configuration is not valid, or no row has that id
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit for logical replication
-  14  the slot is lost, or not ours
-  15  publication or table are not as events need them
-  20  the row cannot be routed: `run` would stop at it";
+  14  the slot is lost, or not walrelay's
+  15  publication or table do not fit
+  20  the row cannot be routed: `run` stops at such a row";
 
 const READING: &str = "reading a row";
 const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";

@@ -30,7 +30,7 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Read the tables and the types of their columns from the connector's database: each captured table becomes an outbox.
-    /// The URL is not written into the file
+    /// The file does not get the URL
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     #[command(flatten)]
@@ -46,14 +46,14 @@ Examples:
     walrelay config import - --json
   kubectl get kafkaconnector outbox -o json | walrelay config import -
 
-Only --database-url is connected to, and of that catalogs are read. No password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/how-to/move-from-debezium.md has the whole way.
+The command connects to --database-url only, and reads its catalogs. It writes no password into the file. Standard error has a line for each option without an equivalent: whether consumers notice, why, and what to do. docs/how-to/move-from-debezium.md describes the whole migration.
 
 Exit codes:
-  0   all that consumers see was carried over
-  1   the file was made, and an option was left out that changes, or may change, what consumers see
-  2   the file cannot be read, or is no connector of an outbox in Postgres
+  0   consumers notice no difference
+  1   the file is written, without an option that consumers notice, or may notice
+  2   the file cannot be read, or has no connector of an outbox in Postgres
   10  Postgres cannot be reached (11: refuses)
-  15  the publication has no table of the connector, or filters its rows";
+  15  the publication lacks the connector's tables, or filters their rows";
 
 pub(crate) async fn import(args: &ImportArgs) -> Outcome {
     let path = args.file.display().to_string();

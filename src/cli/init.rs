@@ -38,13 +38,13 @@ Examples:
   walrelay config init --table '\"My Schema\".\"Out Box\"' \\
     --database-url postgres://me@db/shop
 
-The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column, and a warning of what setup will refuse. Read it, change what is wrong, then: walrelay setup, config check, run.
+The command reads the table's description, and no row. The file has the reason for each guess. Standard error has a line for each column, and warns of what setup refuses. Correct the file, and continue with walrelay setup, config check and run.
 
 Exit codes:
-  0   the file was made
-  2   the table is not named, or the output exists
+  0   the file is written
+  2   no table is named, or the output exists
   10  Postgres cannot be reached (11: refuses)
-  15  there is no such table, or no column of it can be the id or the payload; its columns are named";
+  15  the table does not exist, or has no column for the id or the payload; the error names its columns";
 
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let settings = config::read(args, &args.relay.common.file)?;

@@ -166,13 +166,13 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Make a walrelay.toml for a table that exists, and say what was guessed from what
+    /// Write a walrelay.toml for an existing table, with the reason for each guess
     #[command(after_help = init::HELP)]
     Init(InitArgs),
-    /// Check a configuration against the database, and show what would become of a row
+    /// Check a configuration against the database, and show the record of one row
     #[command(after_help = check::HELP)]
     Check(CheckArgs),
-    /// Make a walrelay.toml of a Debezium connector's configuration, and list what could not be carried over
+    /// Convert the configuration of a Debezium connector, and list the options that have no equivalent
     #[command(after_help = import::HELP)]
     Import(ImportArgs),
 }

@@ -186,10 +186,10 @@ pub(crate) struct Target {
     /// Write the walrelay.toml here instead of to standard output
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Also where the output is a file that exists
+    /// Overwrite an existing output file
     #[arg(long, requires = "output")]
     pub force: bool,
-    /// Print one JSON object: the file, and what is said of it
+    /// Print the file and the notes on it as one JSON object
     #[arg(long)]
     pub json: bool,
 }

@@ -90,7 +90,7 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
-    /// Make it anew, and read from the table what was not published
+    /// Create it again, and read the unpublished rows from the table
     #[default]
     Recover,
     /// Stop
@@ -300,24 +300,24 @@ pub(super) enum ReadTails {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnError {
-    /// The relay stops before it
+    /// Stop before the event
     #[default]
     Stop,
-    /// It and later events of its aggregate wait, and all others go on
+    /// Park the event and later ones of its aggregate, and continue
     Park,
-    /// It goes to the topic of dead letters, and the relay goes on
+    /// Write the event to the dead-letter topic, and continue
     DeadLetter,
-    /// It is given up with a line in the log, and the relay goes on
+    /// Give the event up with a line in the log, and continue
     Skip,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Guarantee {
-    /// Each, and some again after a crash
+    /// Each event, and some twice after a crash
     #[default]
     AtLeastOnce,
-    /// Each once, for consumers that read what is committed; in Kafka transactions
+    /// Each event once, in Kafka transactions, for consumers that read only committed records
     ExactlyOnce,
 }
 
@@ -343,7 +343,7 @@ pub enum StoreKind {
     Kafka,
     /// In the table walrelay.position of the outbox's database
     Postgres,
-    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
+    /// In the slot only: more duplicates after a crash of the server, and no check that slot and server belong together
     Slot,
 }
 
