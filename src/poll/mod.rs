@@ -8,16 +8,16 @@
 //! ## Which rows were not published
 //!
 //! A snapshot has the transactions that had ended when it was taken: their rows were published, the others were not.
-//! The exact source of a row's transaction is a column of type `xid8` with the default `pg_current_xact_id()`: it has
-//! the id of the top transaction, also with savepoints, and an update of the row keeps it.
+//! The exact source of a row's transaction is a column of type `xid8` with the default `pg_current_xact_id()`. The
+//! column has the id of the top transaction, also with savepoints, and an update of the row keeps it.
 //!
-//! Without such a column, and for rows in which it is NULL (older than the column, or written with an explicit NULL),
-//! the system column `xmin` decides, and finds all of the rows and possibly more:
+//! Without such a column, the system column `xmin` decides, and finds all of the rows and possibly more. The same holds
+//! for rows in which the column is NULL: they are older than the column, or were written with an explicit NULL.
 //!
 //! - It has the id of the savepoint the row was written in, which is above that of the transaction around it and in no
 //!   snapshot. So all that counts is whether it is at or above the oldest transaction that was under way.
-//! - An update puts in its own id. A row that was published and updated since comes again; for the same reason a
-//!   transaction that is known to be published says nothing about the rows with its id.
+//! - An update puts in its own id. A row that was published and updated since comes again. For the same reason, a
+//!   published transaction says nothing about the rows with its id.
 //! - It has 32 bits, and counts as the latest transaction with these. A row that was not written for four thousand
 //!   million transactions may come again.
 //! - Below 3 are ids of rows that were frozen by servers before 9.4: older than any snapshot.
@@ -27,10 +27,9 @@
 //! ## SQL of the operator
 //!
 //! `outbox.pending` and `outbox.order_by` become part of statements unchanged, in parentheses. Postgres looks names in
-//! them up in `pg_catalog` alone, so types, functions and operators from elsewhere need their schema:
-//! `lower_name(name)` is `public.lower_name(name)`, `'x'::mood` is `'x'::public.mood`, and a comparison of the type
-//! `citext` without regard to case is `state operator(public.=) 'open'::public.citext`. Comparing an enum with a string
-//! constant needs nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres itself
+//! them up in `pg_catalog` alone, so types, functions and operators from elsewhere need their schema. `lower_name(name)`
+//! is `public.lower_name(name)`, and `'x'::mood` is `'x'::public.mood`. A comparison of the type `citext` without regard
+//! to case is `state operator(public.=) 'open'::public.citext`. Comparing an enum with a string constant needs nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres itself
 //! compares: an order of another type is refused, an id of another type is compared as text.
 
 pub mod reader;

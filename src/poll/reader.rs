@@ -140,8 +140,8 @@ impl Reader {
 
     /// Runs the statement of [`rows`]. The server waits while no row is taken.
     ///
-    /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two in the channel
-    /// before it, one that waits for the channel, one being read: each some ten kilobytes, or up to twice one larger row.
+    /// Beside the taken row, memory holds at most five reads from the socket: one being parsed, two in the channel before
+    /// it, one that waits for the channel, and one being read. Each has some ten kilobytes, or up to twice one larger row.
     ///
     /// The next statement waits for the end of the rows. To stop early, drop the reader.
     ///

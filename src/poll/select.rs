@@ -26,7 +26,7 @@ pub struct TableFacts {
     pub xid_column: Option<String>,
     /// Whether that is never NULL.
     pub xid_not_null: bool,
-    /// What rows are ordered by before the id.
+    /// The order of rows before the id.
     pub order: Option<Order>,
     /// The column with the event's time: a timestamp, or a date where it is configured.
     pub time: Option<String>,

@@ -146,7 +146,7 @@ impl Batches {
         self.end("confirmed", |batch| batch.last_lsn < lsn);
     }
 
-    /// What was acked when the store began is stored, and nothing confirms it.
+    /// The store ended: it has all events that were acked when it began. Nothing confirms rows of a table.
     pub(super) fn stored(&mut self) {
         self.end("stored", |_| true);
     }
@@ -270,7 +270,7 @@ mod tests {
         let spans: Vec<Span> = std::iter::from_fn(|| ended.try_recv().ok()).collect();
         assert_eq!((spans.len(), spans[0].attributes[1].clone()), (SEALED_MAX + 1, integer("walrelay.events", 1)));
         let last = spans.last().unwrap();
-        // What is left out may have come before.
+        // A link that is left out may be one of those that were kept.
         assert_eq!((last.links.len(), last.dropped_links_count), (LINKS_MAX, 11));
         assert_eq!(last.attributes[1], integer("walrelay.events", 100 - SEALED_MAX as u64));
     }

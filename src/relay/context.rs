@@ -1,4 +1,4 @@
-//! What a log line and a span say of an event beside its id: its trace, and configured columns of its row.
+//! The context of an event in log lines and spans: its trace, and configured columns of its row.
 
 use crate::config::OutboxConfig;
 use crate::event::{Event, Shown};

@@ -1,4 +1,4 @@
-//! What an earlier process published beyond the position it stored, so that it is not published again.
+//! Events that an earlier process published beyond its stored position: the relay does not publish them again.
 //!
 //! While events come again that were committed before this process had the slot, each is compared with the newest
 //! records of its topic. Skipped is only an event whose record is there as it would be published now: same key, value
@@ -6,7 +6,7 @@
 //! position" would not do: topics are shared, and the position of another slot's relay says nothing of this one's events.
 //!
 //! Records are remembered by what hashes to 64 bits under random keys, and only those at or above the stored position:
-//! some thirty bytes each, at most 100,000 (P4). What was not seen or not remembered is published again, and
+//! some thirty bytes each, at most 100,000 (P4). The relay publishes again any event that it did not find there, and
 //! with it everything behind it of the same key: a copy of an old event never comes last where a newer one was skipped
 //! (P2).
 
@@ -26,7 +26,7 @@ const REMEMBERED_MAX: usize = 2 * READ_BACK_RECORDS_MAX as usize;
 /// Topics that are read at most: each makes the start wait for a moment, and rows make topics.
 const TOPICS_MAX: usize = 100;
 
-/// What is to become of an event.
+/// The decision on an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is to be published.
@@ -65,7 +65,7 @@ struct Seer {
     hashes: RandomState,
 }
 
-/// What a tail has, while it is read.
+/// The content of a tail, while it is read.
 #[derive(Debug)]
 pub struct Tail {
     pub(super) topic: String,

@@ -57,7 +57,7 @@ pub(super) async fn write_back<S: Sink>(publisher: &mut Publisher<S>, config: &C
     if publisher.write_backs.is_empty() {
         return Ok(());
     }
-    // What a session did not come to the end of.
+    // The session may have ended during a batch.
     publisher.write_backs.abandon();
     let Some(marker) = Marker::of(config).await? else { return Ok(()) };
     while let Some(batch) = publisher.write_backs.begin(usize::MAX, publisher.ledger.delivered()) {

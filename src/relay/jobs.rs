@@ -1,4 +1,4 @@
-//! What a session does beside the stream, one job of each kind at a time: storing a position, looking at the catalogs,
+//! The jobs of a session beside the stream, one of each kind at a time: storing a position, looking at the catalogs,
 //! measuring slot and log. The loop waits for the ends of jobs and never for a job.
 //!
 //! [`Jobs`] asks the SQL session. [`RequeueDetector`], [`RowsPersist`] and [`RetentionLimit`] judge the answers, without I/O.

@@ -62,7 +62,7 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Relays until told to stop or until a person has to act.
 ///
-/// What was acked and stored when it returns is confirmed, unless Postgres could not be told.
+/// When it returns, every stored event is confirmed, unless Postgres could not be reached.
 ///
 /// # Errors
 /// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults

@@ -63,7 +63,7 @@ pub(super) struct Outage {
     backoff: Backoff,
     /// How much a batch may hold, learned from brokers that refuse one for its size.
     batch_bytes: usize,
-    /// What the current outage was reported as: one line per state, not per try (P9).
+    /// The kind of the current outage in the log: one line per state, not per try (P9).
     reported: Option<Kind>,
     /// How often something was learned of events that the broker refuses.
     learned: u64,

@@ -54,13 +54,13 @@ struct ParkedEntry {
     refused_by: Option<String>,
 }
 
-/// What a pass of retries has come to so far, at once: until then later events are parked behind events that are delivered.
+/// Results of a pass of retries, sent at once: until then, later events are parked behind delivered ones.
 #[derive(Debug, Default)]
 pub(super) struct RetryReport {
     /// Events that were delivered or dropped.
     pub(super) released: Vec<ParkedRef>,
     pub(super) accepting: BTreeSet<String>,
-    /// What the table has, read after [`ParkedIndex::begin_look`].
+    /// The content of the table, read after [`ParkedIndex::begin_look`].
     pub(super) table: Option<Vec<ParkedRef>>,
 }
 
@@ -184,7 +184,7 @@ impl ParkedIndex {
         }
     }
 
-    /// Takes in what a pass of retries has come to.
+    /// Takes in results of a pass of retries.
     pub(super) fn retried(&mut self, RetryReport { released, accepting, table, .. }: RetryReport, slot: &SlotName) {
         accepting.iter().for_each(|topic| self.accepts(topic));
         released.iter().for_each(|event| self.release(event));
@@ -229,7 +229,7 @@ impl ParkedIndex {
         self.load(table);
     }
 
-    /// What the table has is parked, and what was parked since it was read or was on its way there.
+    /// The index is the content of the table, and events that were on their way there or were parked since.
     fn load(&mut self, table: Vec<ParkedRef>) {
         let since_look = self.since_look.take().unwrap_or_default();
         (self.rows, self.count) = (HashMap::new(), 0);
@@ -251,10 +251,10 @@ fn of(place: &Place) -> Where {
 /// After the first fault, and twice as long after each further one.
 const PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// What was not retried for this long is gone.
+/// Blocked entries that were not retried for this long are removed.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// What is remembered of retries while the process lives: what Kafka has and the table still has, and what waits for a pause.
+/// Retries since the start of the process: events that Kafka and the table both have, and blocked aggregates.
 #[derive(Debug, Default)]
 pub(super) struct RetryMemory {
     /// By the row of the table, with their places: a table that was made anew counts from 1 again.
@@ -287,7 +287,7 @@ impl RetryMemory {
         self.acked.get(&id) == Some(&place)
     }
 
-    /// What became of the event is in the table.
+    /// The table has the outcome of the event's retry.
     pub(super) fn written(&mut self, id: i64) {
         self.acked.remove(&id);
         self.unblock(&Retry::Event(id));

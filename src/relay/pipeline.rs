@@ -13,7 +13,7 @@ use crate::position::{Lsn, Position};
 use crate::relay::publisher::{Publisher, Setup, contradiction};
 use crate::sink::Sink;
 
-/// What a message from the server was.
+/// The result for a message from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     /// It was taken in, and there may be room for more.
@@ -28,10 +28,10 @@ pub struct Pipeline<S> {
     pub(super) assembler: Assembler,
     /// Events on their way.
     pub publisher: Publisher<S>,
-    /// What is stored, and so may be confirmed to Postgres.
+    /// The stored position, which may be confirmed to Postgres.
     pub confirm: Confirm,
     pub(super) trail: Trail,
-    /// What is known of the transaction that is under way.
+    /// The events of the open transaction.
     pub(super) begun: OpenTransaction,
     /// Events assembled before the open transaction.
     before_open: u64,
@@ -124,7 +124,7 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.ledger.received().partial.is_some()
     }
 
-    /// What should be stored now; see [`Confirm::due`].
+    /// The position to store now; see [`Confirm::due`].
     ///
     /// Where events are committed together: what stands behind the last event of the transaction, once all in it are acked.
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
@@ -161,7 +161,7 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.committed()
     }
 
-    /// What may be confirmed to Postgres.
+    /// The LSN that may be confirmed to Postgres.
     pub fn confirmable(&self) -> Lsn {
         self.confirm.confirmable()
     }

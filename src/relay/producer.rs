@@ -1,4 +1,4 @@
-//! The relay's producer from its start to its end, and what its successor has to know.
+//! The relay's producer from its start to its end, and the knowledge that its successor needs.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) struct RelayProducer {
     state: State,
     /// Guards the producer while a session runs.
     pub(super) watchdog: StallWatchdog,
-    /// What is known of events that the broker refuses, while no pipeline runs.
+    /// Knowledge of rejected events, while no pipeline runs.
     pub(super) quarantine: Quarantine,
     /// Rows of the transaction that the position is inside of, until the table was read.
     pub(super) inside: Vec<RowId>,
@@ -153,7 +153,7 @@ impl RelayProducer {
     /// Replaces a producer that failed: the next one starts after the delivered position. One that has published nothing stays.
     pub(super) async fn replace(&mut self, config: &Config) {
         let State::Running(pipeline) = &mut self.state else { return };
-        // What cannot be marked now is published again, and marked then.
+        // Events of rows that cannot be marked now are published again, and marked then.
         if let Err(error) = drain::write_back(&mut pipeline.publisher, config).await {
             tracing::debug!(%error, "rows that were acked could not be marked");
         }

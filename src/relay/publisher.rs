@@ -37,16 +37,16 @@ use crate::telemetry::otel::span::TraceContext;
 use crate::upkeep::Failure;
 use crate::upkeep::parked::{CLASSES, ParkedEvent, ParkedRef};
 
-/// What does not change while a relay lives.
+/// The configuration of a publisher.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The slot, for errors.
     pub slot: SlotName,
     /// Which rows are events, and what records they become.
     pub outboxes: Vec<OutboxConfig>,
-    /// What may be in flight.
+    /// The limits of events in flight.
     pub limits: Limits,
-    /// What becomes of events that cannot be delivered.
+    /// The reaction to events that cannot be delivered.
     pub delivery: DeliveryConfig,
 }
 
@@ -63,7 +63,7 @@ impl Setup {
         self.outboxes.get(outbox).map(|outbox| outbox.columns.as_slice()).unwrap_or_default()
     }
 
-    /// What is parked of `event`, where events are parked that are given up.
+    /// `event` as it is parked, where events that are given up are parked.
     fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
         (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
     }
@@ -117,7 +117,7 @@ impl Counts {
     }
 }
 
-/// What is known of an event until it is delivered. The ledger carries it, where it is more than place and times.
+/// An event until its delivery. The ledger has it where more than place and times is needed.
 #[derive(Debug, Default)]
 pub struct InFlight {
     place: Place,
@@ -126,21 +126,21 @@ pub struct InFlight {
     xid: Option<u32>,
     /// Its ticket, where its record was sent and refused.
     ticket: Option<Ticket>,
-    /// What is written to its row once it is delivered.
+    /// The write to its row after the delivery.
     write_back: Option<WriteBack>,
     /// The event, where those that the broker refuses are given up.
     id: Option<EventId>,
     /// How often it may be tried, where its row says so.
     max_attempts: Option<u32>,
-    /// What is sent in place of its record, where it is given up.
+    /// The replacement for its record, where the event is given up.
     instead: Option<Instead>,
     /// Its record, where it is isolated because the broker may refuse it.
     isolated: Option<OwnedRecord>,
-    /// What is parked of it, should it be given up.
+    /// The event as it is parked, should it be given up.
     parks: Option<Box<ParkedEvent>>,
     /// Its topic, where that refused the record before.
     refusing: Option<String>,
-    /// What log lines and spans say of it.
+    /// Its context in log lines and spans.
     context: Option<Box<Context>>,
 }
 
@@ -168,12 +168,12 @@ impl InFlight {
         if self.isolated.is_some() {
             return Some(IntakeClosed::IsolatedRecord);
         }
-        // What would be sent behind it would be sent again and again.
+        // Records behind it would be sent again with each further attempt.
         (self.instead == Some(Instead::DeadLetterAgain)).then_some(IntakeClosed::DeadLetter)
     }
 }
 
-/// What is sent in place of the record of an event that is given up.
+/// The replacement for the record of an event that is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Instead {
     DeadLetter,
@@ -207,20 +207,20 @@ pub struct Publisher<S> {
     pub(super) setup: Setup,
     pub(super) routers: Vec<Router>,
     rows: Vec<RowPolicy>,
-    /// What is in flight.
+    /// Events in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
     /// Where records go.
     pub sink: S,
     pending: Option<Pending>,
     /// Where events are committed together with the position behind them.
     pub transaction: Transaction<InFlight>,
-    /// What is to be written to the rows of delivered events.
+    /// Writes to the rows of delivered events.
     pub(crate) write_backs: WriteBacks,
     pub(super) quarantine: Quarantine,
     pub(super) parking: ParkedIndex,
-    /// What an earlier process may have published, while its events come again.
+    /// Events that an earlier process may have published, while they come again.
     pub(super) before: Option<Box<DeliveredBefore>>,
-    /// What the broker said and was not taken in yet.
+    /// Delivery reports that were not taken in yet.
     deliveries: Vec<Delivery>,
     pub(super) counts: Counts,
     /// None without a collector of spans.
@@ -256,12 +256,12 @@ impl<S: Sink> Publisher<S> {
 
     /// A new connection to the server begins, and sends again what was not taken in.
     pub(super) fn reconnected(&mut self) {
-        // What has no ticket was not taken in, so the server sends its event again.
+        // An event without a ticket was not taken in, so the server sends it again.
         self.pending.take_if(|pending| pending.event.ticket.is_none());
         self.write_backs.abandon();
     }
 
-    /// What was counted.
+    /// All counts.
     pub fn counts(&self) -> Counts {
         Counts {
             topics_taking: self.quarantine.topics.taking,
@@ -499,12 +499,12 @@ impl<S: Sink> Publisher<S> {
 
     // Acks in.
 
-    /// Waits for what the broker says. Safe to cancel.
+    /// Waits for delivery reports. Safe to cancel.
     pub async fn receive_deliveries(&mut self) {
         self.sink.deliveries(&mut self.deliveries).await;
     }
 
-    /// Takes in what the broker said.
+    /// Takes in delivery reports.
     ///
     /// # Errors
     /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. A
@@ -540,7 +540,7 @@ impl<S: Sink> Publisher<S> {
         failure
     }
 
-    /// What follows from the failure of this record alone.
+    /// The error for the failure of this record alone.
     fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
         if let Some(batches) = &mut self.batches {
             batches.failed(ticket, None, &error);
@@ -565,7 +565,7 @@ impl<S: Sink> Publisher<S> {
         self.pending.is_none() && self.ledger.in_flight_events() == 0
     }
 
-    /// What follows for events that are delivered by now, oldest first.
+    /// Handles events that are delivered by now, oldest first.
     fn release(&mut self) {
         if let Some(batches) = &mut self.batches {
             batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
@@ -602,7 +602,7 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// No record, or no further one, is sent of an event. What is to be written of it holds the position back.
+    /// No record, or no further one, is sent of an event. Its write-back holds the position back.
     fn done(&mut self, event: InFlight) -> Result<()> {
         self.write_backs.note(self.ledger.delivered());
         let ticket = event.ticket.unwrap_or(self.ledger.next());
@@ -635,7 +635,7 @@ impl<S: Sink> Publisher<S> {
 
     // Refusals: which event the broker refused, and what follows.
 
-    /// What follows from `failure`, the first of these `deliveries`, where events are given up.
+    /// The error for `failure`, the first of these `deliveries`, where events are given up.
     fn judge_refused(&mut self, deliveries: &[Delivery], mut failure: Error) -> Error {
         let gives_up = self.setup.delivery.on_error != OnError::Stop;
         let refused = deliveries.iter().filter_map(|delivery| match delivery {
@@ -735,7 +735,7 @@ impl<S: Sink> Publisher<S> {
         let pending = Pending { record, event, row, is_isolated: false, unread_tail: None };
         let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
         let error = if error.kind() == Kind::RecordTooLarge {
-            // What is too large for the producer is so in any topic.
+            // A record that is too large for the producer is too large in any topic.
             let record = pending.record.without_value();
             match self.offer(Pending { record, ..pending })? {
                 None => return Ok(()),
@@ -755,14 +755,14 @@ impl<S: Sink> Publisher<S> {
         self.parking.begin(table);
     }
 
-    /// The table of parked events is read from here on. What is on its way there is parked, too.
+    /// The table of parked events is read from here on. Events on their way there are parked, too.
     pub(super) fn begin_look(&mut self) {
         let in_flight = self.ledger.events().flatten().filter_map(|event| event.write_back.as_ref()?.parked());
         let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
         self.parking.begin_look(under_way.collect());
     }
 
-    /// Parks an event: `why`, unless it is parked behind an earlier one. What comes of its aggregate is parked behind it.
+    /// Parks an event: `why`, unless it is parked behind an earlier one. Later events of its aggregate are parked behind it.
     #[cold]
     fn park(
         &mut self,

@@ -19,10 +19,10 @@ use crate::event::{Event, RowId, Via};
 use crate::position::Lsn;
 use crate::route::{OwnedRecord, Record};
 
-/// Events remembered. What is forgotten is found out again.
+/// The most remembered events. A forgotten one is found again.
 const EVENTS_MAX: usize = 100_000;
 
-/// What identifies an event: its row, and its place if it came by the slot.
+/// The identity of an event: its row, and its place if it came by the slot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
     /// Its row. Two events have the same where an id is used again.
@@ -43,7 +43,7 @@ impl EventId {
 /// Why an event is given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// What the broker said, or what made it no record.
+    /// The broker's error, or the reason why the event has no record.
     pub error: Error,
     /// Its dead letter was refused as well, for its size alone, and goes without the value.
     pub without_value: bool,
@@ -109,7 +109,7 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// What is known, for another producer that begins with nothing in flight.
+    /// All knowledge, for another producer that begins with nothing in flight.
     pub(super) fn take_over(&mut self) -> Quarantine {
         let mut quarantine = std::mem::take(self);
         quarantine.begin();

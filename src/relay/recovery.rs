@@ -1,4 +1,4 @@
-//! What has to be read from the table before a slot can be streamed, or instead. Decided without I/O.
+//! The choice of rows to read from the table before a slot can be streamed, or instead. No I/O.
 
 use crate::config::{Backlog, Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
@@ -23,7 +23,7 @@ pub(super) enum TableReason {
     Poll(String),
 }
 
-/// What the holder of the lease on the table has to do.
+/// The task of the holder of the lease on the table.
 pub(super) enum TableTask {
     /// Create the slot, and read these rows first.
     MakeSlot(Box<RecoveryPlan>),
@@ -49,11 +49,11 @@ pub(super) struct RecoveryPlan {
     /// Whether an interrupted read is finished first, so that nothing of it comes again.
     pub(super) finishes: bool,
     pub(super) cause: String,
-    /// What the operator should know besides.
+    /// Notes for the operator.
     pub(super) notes: Vec<String>,
 }
 
-/// What is stored, and how server and slot were found.
+/// The stored position, and the facts of server and slot.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'a> {
     pub(super) config: &'a Config,
@@ -120,7 +120,7 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
     Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
 }
 
-/// What has to be done before the slot can be streamed; `fresh` is what is stored, as of this server.
+/// The task before the slot can be streamed; `fresh` is the position to store for this server.
 /// Errors: [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the pre-flight checks say.
 pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<TableTask> {
     let Found { config, loaded, facts, slot, history } = found;
@@ -144,7 +144,7 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
     let gone = is != SlotIs::There;
     let gap = match loaded {
         Some(stored) if is == SlotIs::There => gap(stored, &fresh.server, slot, facts.wal_end, history),
-        // What was confirmed to a slot that is gone does not matter.
+        // The confirmed LSN of a slot that is gone does not matter.
         Some(stored) => {
             let gone = SlotNow { confirmed_flush: Lsn::ZERO, ..slot.clone() };
             gap(stored, &fresh.server, &gone, facts.wal_end, history)
@@ -175,7 +175,7 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
     Ok(TableTask::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
 }
 
-/// What a poller continues from.
+/// The stored position that a poller continues from.
 /// Errors: the table cannot be polled, or what is stored does not tell which of its rows were published.
 pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<Stored> {
     let Found { config, loaded, facts, slot, history } = found;
@@ -211,7 +211,7 @@ pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(Stri
         ..slot.clone()
     };
     let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
-        // What the table says of its rows holds on any server that has the table.
+        // A condition over the rows holds on any server that has the table.
         Err(_) if config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) => None,
         found => found.map_err(|error| error.remedy(choices(config)))?,
     };
@@ -260,9 +260,9 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
         Rows::All => Some(Which::All),
         Rows::Pending => Some(Which::Pending),
         Rows::Since(time) => Some(Which::Since(time)),
-        // What the table says of its rows decides.
+        // The rows themselves show which are pending.
         Rows::Unpublished if outbox.upkeep.pending.is_some() => Some(Which::Pending),
-        // What is there was not acked, or it would be gone.
+        // Rows of acked events are deleted: those that are left were not acked.
         Rows::Unpublished if outbox.upkeep.delete => Some(Which::All),
         Rows::Unpublished => Some(match published {
             None => Which::All,
@@ -307,7 +307,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
         return Err(Error::new(Kind::PositionMismatch, cause)
             .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
     }
-    // What is read again behind a crash could not be told from other rows of its id.
+    // After a crash, a row that is read again would look like other rows of its id.
     let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions.is_some();
     if needs_key && outbox.row_key.is_none() {
         let cause =

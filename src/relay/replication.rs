@@ -284,7 +284,7 @@ impl ReplicationLoop<'_> {
 
     /// When to look at the clock again: `feedback` says for itself.
     fn wake_at(&self, now: Instant, feedback: Instant) -> Instant {
-        // What is overdue and waits for something else than the clock must not spin it.
+        // A job that is overdue and waits for something else than the clock must not make the loop spin.
         let soon = now + RETRY_INTERVAL;
         let store = self.pipeline.wake_at().map(|since| (self.shared.epoch + since).max(soon));
         let retry = self.pipeline.publisher.is_pending().then_some(soon);

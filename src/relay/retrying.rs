@@ -42,13 +42,13 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_SHARE: u32 = 20;
 /// After a pass that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How often the index is loaded from the table, and how soon the first time: a transaction that another relay, or a pass
-/// of an earlier session, had sent to Postgres may be committed a little later.
+/// How often the index is loaded from the table, and how soon the first time. Postgres may commit a transaction of
+/// another relay, or of a pass of an earlier session, a little later.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const RELOAD_SOON: Duration = Duration::from_secs(5);
 /// How long the end of a session waits for a pass.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same at a stop: what a topic takes is acked and written down in that time. What it refuses takes longer.
+/// The same at a stop: enough for an ack and for the write to the table. A refusal takes longer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Aggregates of one pass.
 const HEADS_MAX: i64 = 200;
@@ -153,7 +153,7 @@ impl Retrying {
     /// The session ends, and slot or lease may be another's.
     pub(super) async fn give_up(&mut self) {
         if let Some(mut pass) = self.pass.take() {
-            // From then on it sends nothing. What it has sent to Postgres may still be committed: a reload finds that out.
+            // From then on it sends nothing. Postgres may still commit its last statement: a reload finds that out.
             pass.ended.shutdown().await;
         }
     }
@@ -243,7 +243,7 @@ impl Shared {
     }
 }
 
-/// One pass: what is dropped, what is due, and what came of it.
+/// One pass: requested drops, events that are due, and the results.
 struct RetryRun<'a> {
     shared: &'a Shared,
     marker: &'a Marker,
@@ -488,7 +488,7 @@ impl RetryRun<'_> {
                 match ended {
                     Ok(ended) => refusal = ended,
                     Err(error) => {
-                        // What came before that is done.
+                        // Events before it are delivered.
                         self.write(head, held.get(..done).unwrap_or_default()).await?;
                         return Err(Trouble::Whole(error));
                     }
@@ -573,7 +573,7 @@ impl RetryRun<'_> {
             Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
         };
         let retry_in_ms = wait.map(millis);
-        // What its topic said of another was logged.
+        // The error of its topic was logged for another event.
         if !is_logged {
             let (slot, outbox, row) = (&config.source.slot, self.outbox_of(row.outbox), Shown::of(row.id()));
             tracing::warn!(event = "parked_event_failed", %slot, outbox, %row, place = %held.event.place,

@@ -43,7 +43,7 @@ use crate::upkeep::parked::{ParkedRef, none_left_behind, still_none_left_behind}
 pub(super) struct Session {
     pub(super) stream: StreamReader,
     pub(super) control: Control,
-    /// What the publication looked like before the first byte.
+    /// The publication before the first byte.
     pub(super) fingerprints: Vec<Fingerprint>,
     /// The base types of domains, as they were before the first byte.
     pub(super) base_types: BaseTypes,
@@ -170,7 +170,7 @@ pub(super) struct Start {
     pub(super) store: Option<AnyStore>,
     /// This session's own producer, where it has one.
     pub(super) sink: Option<AnySink>,
-    /// What is stored at the start, and goes with every stored position.
+    /// The position to store at the start; its other fields go with every stored position.
     pub(super) identity: Stored,
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
@@ -207,7 +207,7 @@ impl Owned<'_> {
         };
         known.stored.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
-            // What follows must not be confirmed against a record of something else.
+            // Later LSNs must not be confirmed while the store has another identity.
             store.store(&identity).await?;
         }
         // Before the slot was ours, another relay could still park events.
@@ -228,7 +228,7 @@ pub(super) struct Lease {
     /// The lease ends with this session.
     pub(super) control: Control,
     pub(super) store: AnyStore,
-    /// What is stored, with the server, publication and tables as they are now.
+    /// The stored position, with the server, publication and tables as they are now.
     pub(super) stored: Stored,
     pub(super) task: TableTask,
     pub(super) notified: Arc<Notify>,
@@ -240,7 +240,7 @@ pub(super) struct Lease {
 impl Lease {
     /// Takes the lease, and finds out what is to be done.
     /// Errors: [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now:
-    /// both heal. What [`slot_task`] and [`polled`] say, and the sessions.
+    /// both heal. Those of [`slot_task`], [`polled`] and the sessions.
     pub(super) async fn take(
         config: &Config,
         producer: Option<SinkHandle>,
@@ -361,7 +361,7 @@ async fn own(
     Ok((sink.handle(), Some(sink)))
 }
 
-/// What is stored by this server, slot and publication, with the progress that was `loaded`.
+/// The position to store for this server, slot and publication, with the progress that was `loaded`.
 fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
     Stored {
         server,
@@ -443,7 +443,7 @@ pub(crate) fn makes_slot(config: &Config, facts: &Facts) -> bool {
     needs_slot(facts) && facts.publication().is_some() && config.state.store != StoreKind::Slot
 }
 
-/// What a relay that starts now makes of slot and stored position. Changes nothing. Load the position after `facts` were
+/// The notes of a relay that starts now on slot and stored position. Changes nothing. Load the position after `facts` were
 /// read: a relay that works has stored it before it confirms.
 pub(crate) async fn start_from(
     config: &Config,
@@ -492,7 +492,7 @@ fn needs_table(
     match loaded {
         None => wants_backlog(config) && config.state.store != StoreKind::Slot,
         Some(stored) if stored.catch_up.is_some() => true,
-        // What is stored is given up, and the table is read instead.
+        // The stored position is discarded, and the table is read instead.
         Some(_) if config.state.adopt_slot => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
         Some(stored) => {
             config.source.on_loss == OnLoss::Recover && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))

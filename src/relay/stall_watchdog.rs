@@ -1,10 +1,10 @@
-//! Whether this process goes on: it may be stopped, frozen together with its machine, or starved.
+//! Notices that this process stood still: it was stopped, frozen together with its machine, or starved.
 //!
-//! The server hears from a relay that streams every third of `wal_sender_timeout`, and gives the slot to another once it has
-//! heard nothing for all of it: two thirds after the relay last did anything, at the earliest. From then on nothing may
-//! leave that Kafka has not got: another relay publishes it, and older records would follow those of the other relay. The
-//! lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's queue when
-//! it does not. On waking after a stop that thread runs as soon as any other.
+//! A relay that streams sends a status update every third of `wal_sender_timeout`. After a silence of the whole time-out,
+//! the server gives the slot to another relay: at the earliest two thirds after the relay last did anything. From then on
+//! no record may leave this process: the other relay publishes the same events, and older records would follow newer ones.
+//! The lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's
+//! queue when the loop does not. After a stop of the process, that thread runs as soon as any other.
 //!
 //! It is no fence: what librdkafka has handed to the operating system is on its way (docs/explanation/several-relays.md).
 
@@ -94,7 +94,7 @@ impl StallWatchdog {
     }
 
     /// The loop continues. To be called when it has waited, before anything else is done.
-    /// Errors: it stood still for so long that another relay may have the slot. What was in flight is given up.
+    /// Errors: it stood still for so long that another relay may have the slot. Records in flight are given up.
     pub(super) fn beat(&self) -> Result<()> {
         let now = now_ms();
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 
-/// What is asked of the relay.
+/// A request to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
     /// Go on.
@@ -48,14 +48,14 @@ impl Stopper {
         });
     }
 
-    /// What was asked so far.
+    /// The request so far.
     pub fn asked(&self) -> Stop {
         self.0.borrow().stop
     }
 }
 
 impl StopSignal {
-    /// What is asked now.
+    /// The present request.
     pub fn asked(&self) -> Stop {
         self.0.borrow().stop
     }
@@ -73,7 +73,7 @@ impl StopSignal {
     }
 }
 
-/// What the process says of itself on Linux, the signals that it ignores among it.
+/// The status of the process on Linux, with the signals that it ignores.
 const STATUS: &str = "/proc/self/status";
 const HANGUP: &str = "SIGHUP";
 
@@ -112,7 +112,7 @@ pub(crate) fn on_signals() -> Result<StopSignal> {
     Ok(stop_signal)
 }
 
-/// What a signal asks for after what SIGTERM and SIGINT `asked` for. SIGHUP of a closed terminal comes from shell and kernel.
+/// The request of a signal after those of SIGTERM and SIGINT. SIGHUP of a closed terminal comes from shell and kernel.
 fn answer(asked: Stop, signal: &str) -> Stop {
     if asked == Stop::No || signal == HANGUP { Stop::Drain } else { Stop::Now }
 }

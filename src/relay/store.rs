@@ -1,4 +1,4 @@
-//! Where the position is stored, and what other tasks know of it.
+//! The store of the position, and the part of it that other tasks read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::state::Stored;
 use crate::state::kafka::KafkaStore;
 use crate::state::postgres::PostgresStore;
 
-/// What this process knows, whatever becomes of its sessions.
+/// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
 
-/// What is stored of what is published, by the relay that has the slot or the lease; none while it has neither.
+/// The stored position of a relay that has the slot or the lease; none while it has neither.
 #[derive(Debug, Default)]
 pub(super) struct Knowledge {
     pub(super) stored: watch::Sender<Option<Stored>>,
@@ -61,7 +61,7 @@ impl AnyStore {
             AnyKind::Slot => Ok(()),
         }?;
         self.took = began.elapsed();
-        // What is still to be caught up with is not published, whatever the snapshot says.
+        // While rows are still to be read from the table, the snapshot does not tell which are published.
         self.known.stored.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
         Ok(())
     }

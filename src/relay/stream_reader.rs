@@ -44,7 +44,7 @@ const IDLE_REST: Duration = Duration::from_millis(50);
 /// rest brought more than this, the next one is a short one.
 const IDLE_BYTES: usize = 3 * 1024;
 
-/// What a wait for the socket may do.
+/// The inputs that a wait for the socket may yield.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Readiness {
     pub(super) reads: bool,
@@ -90,7 +90,7 @@ impl StreamReader {
         self.has_more || !rests && self.pacer.is_backlog()
     }
 
-    /// What the next wait may do, where there is `room` for events or none.
+    /// The inputs that the next wait may yield, where there is `room` for events or none.
     pub(super) fn prepare(&mut self, room: bool, rests: bool) -> Readiness {
         let has_more = room && self.has_more;
         // What waits in a full Unix socket keeps the walsender waiting. There is room for it beside what was left for this turn.

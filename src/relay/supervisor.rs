@@ -124,7 +124,7 @@ impl Relay {
                 let quarantine = self.producer.newest_quarantine();
                 let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
-                    // What it has open is given up at once: readers do not wait for the next session.
+                    // Its open transaction is aborted at once: consumers do not wait for the next session.
                     self.retire().await;
                 } else if error.kind().ends_producer() {
                     self.producer.replace(&self.config).await;
@@ -192,7 +192,7 @@ impl Relay {
         if let Some(sink) = session.start.sink.take() {
             self.producer.begin(sink);
         }
-        // What this process knows counts only on the server and timeline where it learned it.
+        // A delivered position counts only on the server and timeline where it was delivered.
         let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
         self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
@@ -250,7 +250,7 @@ impl Relay {
 
     /// Makes the publisher find events that an earlier process, or this one before it stood still, published and did not store.
     fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
-        // What is committed with its position does not come again.
+        // Events that are committed with their position do not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
@@ -305,7 +305,7 @@ impl Relay {
             lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
         };
         if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
-            // Whoever has it knows better.
+            // The relay that has it decides.
             self.polls_instead = None;
         }
         let mut lease = lease?;
@@ -323,7 +323,7 @@ impl Relay {
         let sink = self.producer.take_sink()?;
         self.outage.at_table(&self.config);
         let began = Instant::now();
-        // Rows that are asked for again are meant to be.
+        // Rows that an operator requests again are published, delivered or not.
         let delivered = if matches!(why, TableReason::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
         self.producer.watchdog.guard(sink.handle());
         let (config, telemetry, watchdog, stop) =
@@ -341,7 +341,7 @@ impl Relay {
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
         if begun {
-            // What is stored from here on is what counts.
+            // From here on, the stored position counts.
             self.config.state.adopt_slot = false;
         }
         if ended.is_ok() {

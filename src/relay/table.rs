@@ -4,7 +4,7 @@
 //! transactions that are in the second and not in the first are read in their order, and once they are acked the second
 //! takes the place of the first. With a slot the snapshot is the one it begins with, so that the slot has the rest.
 //!
-//! Before anything is done that cannot be done again, what is meant is stored: whoever finds that goes on with it.
+//! Each step that cannot be repeated is stored before it is done, so that the next relay continues there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,7 +194,7 @@ impl Work<'_> {
             plan.rows = Rows::Unpublished;
         }
         let stored = &mut self.reading.stored;
-        // Where it stood means nothing to the slot that is to come.
+        // The old position means nothing to the new slot.
         stored.position = Position::default();
         stored.published = plan.published;
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
@@ -363,7 +363,7 @@ impl Work<'_> {
                 self.reading.stored.catch_up = Some(CatchUp::new(rows, until));
             }
             if std::mem::take(&mut is_first) {
-                // What is left out now stays left out, whoever goes on.
+                // Rows that are left out now stay left out, also for the next relay.
                 self.reading.save().await?;
                 self.telemetry.connected(Side::Postgres, true);
             }
@@ -397,7 +397,7 @@ impl Work<'_> {
                     return Ok(Ended::Again);
                 }
             }
-            // What the slot delivered is read once at most; whoever asks for it again means it.
+            // Rows that the slot delivered are left out of the first scan only; later they are requested again.
             self.reading.delivered.clear();
             if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;

@@ -134,7 +134,7 @@ impl<'a> TableLoop<'a> {
     /// Publishes the rows of `query`.
     ///
     /// When it returns well, all are acked, and marked where rows are. Progress is stored where something is caught up with.
-    /// Errors: of sessions, producer and store; a row that cannot be routed or produced. What was acked is stored where
+    /// Errors: of sessions, producer and store; a row that cannot be routed or produced. Progress is stored where
     /// possible.
     pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
         let Query { sql, facts, outbox, lsn, .. } = *query;
@@ -200,7 +200,7 @@ impl<'a> TableLoop<'a> {
                 return scan.whole().map(|()| Read::All);
             }
             if self.is_full(scan, now) {
-                // What is stored is what stands behind the last row that is committed with it.
+                // The stored position is that after the last row in the transaction.
                 self.save_to_last(scan).await?;
             } else if !self.publisher.transaction.is_used() && self.next_store <= now && scan.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;

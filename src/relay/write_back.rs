@@ -1,4 +1,4 @@
-//! What is written to rows once their events are delivered: which rows, in which order, and how far that has come. No I/O.
+//! Writes to the rows of delivered events: which rows, in which order, and how many are done. No I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct WriteBacks {
     pub(super) parked_bytes: usize,
     /// Up to where every event is delivered and written back, while any is not.
     completed: Position,
-    /// What `completed` becomes with the end of the batch in progress.
+    /// The value of `completed` after the batch in progress.
     completed_next: Position,
 }
 
@@ -193,13 +193,13 @@ impl RowPolicy {
         max
     }
 
-    /// What is written to the row of `event` once it is acked.
+    /// The write to the row of `event` after its ack.
     #[inline]
     pub(super) fn on_acked(&self, event: &Event<'_>) -> Option<WriteBack> {
         self.upkeep.writes().then(|| WriteBack::Acked(event.row_id()))
     }
 
-    /// What is written to `row` once its event is given up.
+    /// The write to `row` after its event is given up.
     pub(super) fn on_failed(&self, row: &RowId, failure: Failure) -> Option<WriteBack> {
         if self.upkeep.mark_failed.is_some() {
             return Some(WriteBack::Failed(row.clone(), failure));

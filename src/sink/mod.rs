@@ -75,7 +75,7 @@ pub enum EnqueueError {
 /// Takes records in order and says later which of them the broker has.
 ///
 /// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
-/// behind it is delivered. What is not acked when a sink is dropped never counts as delivered.
+/// behind it is delivered. Records without an ack when a sink is dropped never count as delivered.
 pub trait Sink: Send {
     /// Takes one record, copying it. Never blocks. On an error the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;

@@ -37,7 +37,7 @@ struct Line {
     text: Vec<u8>,
 }
 
-/// A record as it is printed. What is no UTF-8 is an object with hexadecimal digits.
+/// A record as it is printed. Bytes that are not UTF-8 are an object with hexadecimal digits.
 #[derive(Serialize)]
 struct Printed<'a> {
     topic: &'a str,

@@ -29,9 +29,9 @@ pub(crate) struct SlotNow {
 pub(crate) struct Start {
     /// Everything up to here counts as delivered.
     pub position: Position,
-    /// What is known of the tables there.
+    /// The published rows there.
     pub published: Option<Published>,
-    /// What the operator should know about it, a sentence each.
+    /// Notes for the operator, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn reconcile(
                 "the stored position {} is given up for the slot's, {}",
                 stored.position, slot.confirmed_flush
             ));
-            // What was published before the slot's position is not known any more.
+            // The published rows before the slot's position are not known any more.
             Ok(Start { position: from_slot, published: None, notes })
         }
     }
@@ -84,9 +84,9 @@ pub(crate) fn reconcile(
 pub(crate) struct Gap {
     /// How it came about, in a sentence.
     pub cause: String,
-    /// What is known to be published, on the timeline the server is on now.
+    /// The published rows, on the present timeline of the server.
     pub published: Option<Published>,
-    /// What the operator should know about it, a sentence each.
+    /// Notes for the operator, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ struct Comparison {
     /// The stored position, as far as it exists on this server's timeline.
     position: Position,
     published: Option<Published>,
-    /// What the operator should know, a sentence each.
+    /// Notes for the operator, a sentence each.
     notes: Vec<String>,
     mismatches: Vec<Mismatch>,
 }
@@ -132,7 +132,7 @@ struct Comparison {
 struct Mismatch {
     cause: String,
     verify: &'static str,
-    /// What giving up the stored position may cost.
+    /// The possible cost of discarding the stored position.
     risk: &'static str,
     /// Whether the table has what is missing.
     is_in_the_table: bool,

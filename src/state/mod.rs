@@ -60,7 +60,7 @@ pub(crate) struct CatchUp {
     /// OID of the table that is under way; those with smaller ones are done. 0: none is.
     #[serde(default)]
     pub table_oid: u32,
-    /// What its rows are ordered by: another order makes nothing of the row below.
+    /// The order of its rows: with another order, the row below has no meaning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
     /// The row of it up to which all are published.

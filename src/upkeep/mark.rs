@@ -301,7 +301,7 @@ impl Marker {
         self.parked_rows(DROPPED, &[&table.slot, &limit, &except], |table, row| table.dropped_event(row)).await
     }
 
-    /// What `read` makes of the rows of a query of the table of parked events; nothing where it makes none.
+    /// The results of `read` for the rows of a query of the table of parked events.
     async fn parked_rows<T>(
         &self,
         query: &(impl ToStatement + ?Sized + Sync),

@@ -193,7 +193,7 @@ async fn sent(
                 Err(EnqueueError::Refused(error)) => failure = Some(error),
             }
         }
-        // What was enqueued before a refusal is still waited for.
+        // Acks of records before a refusal are awaited.
         let first = acked.iter().position(|acked| !acked).unwrap_or(records.len());
         if first == next && (failure.is_some() || next == records.len()) {
             return judged(failure, true, true);
@@ -217,7 +217,7 @@ async fn sent(
     }
 }
 
-/// What is about no record is no refusal of one.
+/// An error that concerns no record is no refusal.
 fn judged(failure: Option<Error>, is_certain: bool, goes_on: bool) -> Result<(Option<Refusal>, bool)> {
     match failure {
         Some(error) if matches!(error.kind().disposition(), Disposition::Retry | Disposition::Halt) => Err(error),

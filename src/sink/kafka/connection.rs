@@ -15,7 +15,7 @@ const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 /// The cause before anything was tried.
 const NOT_YET: &str = "not connected yet";
 
-/// What librdkafka said last about a connection that ended, since a broker answered.
+/// librdkafka's last error about a connection that ended, since a broker answered.
 #[derive(Debug)]
 struct Said {
     reason: String,

@@ -1,4 +1,4 @@
-//! What librdkafka calls back into: delivery reports, errors, logs. Runs on the producer's polling thread.
+//! librdkafka's callbacks: delivery reports, errors, logs. They run on the producer's polling thread.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -341,7 +341,7 @@ fn is_told(level: RDKafkaLogLevel, facility: &str) -> bool {
 }
 
 /// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a warning here, because
-/// librdkafka goes on. What walrelay tells by itself is written at the level debug.
+/// librdkafka goes on. Lines with news that walrelay logs itself are written at the level debug.
 pub(super) fn write_log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
     use RDKafkaLogLevel as Level;
     let event = "librdkafka_reported";

@@ -40,7 +40,7 @@ pub(crate) const REACH: &str = "check that the brokers run, that `brokers` and t
 /// Stands for `{or_another}` unless the record was sent without others.
 const OR_ANOTHER: &str = " (this one, or one sent together with it)";
 
-/// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
+/// A code that is not listed counts as a fault that a new producer may repair: another attempt loses nothing.
 const FAULTS: &[Fault] = &[
     Fault {
         codes: &[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize],

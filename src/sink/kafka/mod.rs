@@ -46,7 +46,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::route::{OwnedRecord, Record};
 
-/// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.
+/// The most bytes that Kafka adds to a record that is sent alone: a batch header and the lengths around key and value.
 /// <https://kafka.apache.org/documentation/#recordbatch>
 const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
 /// Lengths around a header's name and value, at most.

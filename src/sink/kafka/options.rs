@@ -45,7 +45,7 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("reconnect.backoff.max.ms", "2000"),
     // For one metric, the round trip. The document has a kilobyte for each partition, once in 30 s.
     ("statistics.interval.ms", "30000"),
-    // What a broker accepts by default: whatever the topic takes is not refused by us.
+    // The limit of a broker by default: the client refuses no record that the topic accepts.
     ("message.max.bytes", "1048588"),
 ];
 

@@ -7,7 +7,7 @@
 //! and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
 //!
 //! So a partition is opened by one record, and the next ones wait here for its ack: one round trip per partition and
-//! producer. Records of other partitions pass them by. What waits counts as enqueued, and is bounded like that.
+//! producer. Records of other partitions do not wait. A waiting record counts as enqueued, and towards the limits.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};

@@ -1,15 +1,15 @@
 //! librdkafka's producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 //!
-//! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time whether or not anything is on its way, and asks the clock
-//! without a pause for the last millisecond of each: a hundredth of a core, idle or not. Here nothing is polled while nothing
-//! is on its way, but for a producer with transactions: a broken connection under a commit has to be known before the next
-//! transaction begins (see [`Doubt`]), and after the acks nothing counts as on its way.
+//! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time, idle or not. In the last millisecond of each poll it asks
+//! the clock without a pause, which takes a hundredth of a core. Here a producer is polled only while records are in
+//! flight. A producer with transactions is polled always: the relay has to hear of a connection that breaks under a commit
+//! before the next transaction begins (see [`Doubt`]).
 //!
-//! In transactions, records and the position behind them become visible together, and of two producers with one
-//! transactional id only the younger may write. A transaction begins with the first record after a commit. Whatever goes
-//! wrong with one ends its producer, and so does what may have gone wrong unseen: librdkafka does not have KIP-890, so a
-//! commit that was sent twice can end a *later* transaction of the same producer (see `Doubt`). The next producer
-//! settles what became of the transaction, and what was committed says where to go on.
+//! In transactions, records and the position after them become visible together. Of two producers with one transactional
+//! id only the younger may write. A transaction begins with the first record after a commit. Each fault of a transaction
+//! ends its producer, and so does each possible fault: librdkafka does not have KIP-890, so a commit that was sent twice
+//! can end a *later* transaction of the same producer (see `Doubt`). The next producer ends the transaction of the
+//! previous one, and continues after the committed position.
 //!
 //! Records that the broker may refuse are sent apart: through a second producer, one at a time. To the first producer a
 //! refusal is the end, because records behind the refused one may be on their way. With the second nothing is: a record is
@@ -379,7 +379,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
 /// Looks after a producer, in a task: whether a broker answers, and whether one is known. Holds the producer while looking.
 ///
-/// librdkafka reports no connection that was made; of recovery see [`PolledProducer::knows_no_broker`].
+/// librdkafka reports no connection that was made; of recovery see [`knows_no_broker`].
 pub(super) struct Probe {
     inner: Weak<Inner>,
     shared: Arc<Shared>,

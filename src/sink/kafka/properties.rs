@@ -142,7 +142,7 @@ const LOCATIONS: &[&str] =
 const PATH_BYTES_MAX: usize = 4096;
 
 /// Whether the files that TLS needs can be opened. librdkafka's error names no file and no cause, and librdkafka's log shows a
-/// key that was given where a path belongs. What is in the files is librdkafka's to judge.
+/// key that was given where a path belongs. librdkafka judges the content of the files.
 /// Errors: [`Kind::Config`] naming the property and the file; of what cannot be a path, such as the key itself, only the
 /// property.
 pub(super) fn check_files(properties: &BTreeMap<String, Secret>) -> Result<()> {

@@ -255,7 +255,7 @@ impl TopicReader {
         self.client.as_ref().ok_or_else(|| Error::new(Kind::Bug, "the reader of a topic was closed"))
     }
 
-    /// What is left until the deadline, `limit` at most.
+    /// The time until the deadline, `limit` at most.
     fn time_left(&self, topic: &str, limit: Duration) -> Result<Duration> {
         let Some(deadline) = self.deadline else { return Ok(limit) };
         let left = deadline.saturating_duration_since(Instant::now());
@@ -449,7 +449,7 @@ const BYTES_MAX: usize = 64 << 20;
 /// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
 /// exist has no records. Nothing is created or committed.
 /// Errors: [`Kind::KafkaRefused`](crate::error::Kind) or `TopicRefused` where the topic may not be read;
-/// `KafkaUnreachable` where it could not be by `deadline`. What was shown until then stays true.
+/// `KafkaUnreachable` where it could not be by `deadline`. Records that were shown until then count.
 pub(crate) fn read_back(
     options: Options,
     topic: &str,
