@@ -445,6 +445,13 @@ fn every_page_that_is_named_exists() {
 }
 
 #[test]
+fn the_glossary_has_at_most_forty_terms() {
+    let page = read("docs/glossary.md");
+    let terms = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| term |")).count();
+    assert!((30..=40).contains(&terms), "{terms} terms");
+}
+
+#[test]
 fn every_header_is_documented() {
     let (page, constant) = (read("docs/reference/headers.md"), Regex::new(r#"_HEADER: &str = "([^"]+)""#).unwrap());
     let sources = files("src", &[".rs"]);
