@@ -25,8 +25,8 @@ const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The connector's configuration: Kafka Connect's JSON or properties, a KafkaConnector of Strimzi as JSON, or Debezium
-    /// Server's application.properties; - is standard input
+    /// The connector's configuration: Kafka Connect's JSON or properties, a KafkaConnector of Strimzi as YAML or JSON, or
+    /// Debezium Server's application.properties or application.yaml; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Read the tables and the types of their columns from the connector's database: each captured table becomes an outbox.
@@ -44,7 +44,7 @@ Examples:
   walrelay config import connector.json --database-url postgres://me@db/shop
   curl -s connect:8083/connectors/outbox/config | \\
     walrelay config import - --json
-  kubectl get kafkaconnector outbox -o json | walrelay config import -
+  kubectl get kafkaconnector outbox -o yaml | walrelay config import -
 
 The command connects to --database-url only, and reads its catalogs. It writes no password into the file. Standard error has a line for each option without an equivalent: whether consumers notice, why, and what to do. docs/how-to/move-from-debezium.md describes the whole migration.
 

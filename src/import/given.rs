@@ -1,5 +1,5 @@
-//! The options of a file by one set of names, whichever form it has: Kafka Connect's JSON or properties, or Debezium
-//! Server's properties.
+//! The options of a file by one set of names, whichever form it has: Kafka Connect's JSON, YAML or properties, or Debezium
+//! Server's properties or YAML.
 //!
 //! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its alias, and those of
 //! the producer with `producer.override.`.
@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use serde_json::value::RawValue;
+use yaml_serde::Value as Yaml;
 
 use crate::error::{Error, Kind, Result};
 use crate::template::{each_member, text_of};
@@ -40,16 +41,15 @@ pub(super) struct Given {
 impl Given {
     /// Reads a file called `path`. An error has the line and no value.
     pub(super) fn read(path: &str, text: &str) -> Result<Given> {
-        let is_json = text.trim_start().starts_with('{');
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let is_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
-        if lines.next().is_some_and(is_yaml) {
-            return Err(Error::new(Kind::Config, format!("{path}: it is YAML, which walrelay does not read")).remedy(
-                "convert it: `yq -o json FILE | walrelay config import -` for a KafkaConnector of Strimzi, `yq -o props` for \
-                 Debezium Server's application.yaml",
-            ));
-        }
-        Ok(Given::new(if is_json { of_json(path, text)? } else { of_properties(path, text)? }))
+        let begins_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
+        Ok(Given::new(if text.trim_start().starts_with('{') {
+            of_json(path, text)?
+        } else if path.ends_with(".yaml") || path.ends_with(".yml") || lines.next().is_some_and(begins_yaml) {
+            of_yaml(path, text)?
+        } else {
+            of_properties(path, text)?
+        }))
     }
 
     fn new(options: Vec<(String, String)>) -> Given {
@@ -185,13 +185,59 @@ fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
     let mut options = Vec::new();
     for (name, value) in class.into_iter().chain(members) {
         if value.get().starts_with(['{', '[']) {
-            return Err(Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
-                .remedy("an option of Kafka Connect is a text, a number, or true or false"));
+            return Err(no_option(path, &name));
         }
         let value = text_of(value.get()).map_err(not_json)?;
         options.extend(value.map(|value| (name.into_owned(), value.into_owned())));
     }
     Ok(options)
+}
+
+fn no_option(path: &str, name: &str) -> Error {
+    Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
+        .remedy("an option is a text, a number, or true or false")
+}
+
+/// The options of YAML in the order of the file: what [`of_json`] reads, or Debezium Server's, whose names are nested.
+fn of_yaml(path: &str, text: &str) -> Result<Vec<(String, String)>> {
+    let not_yaml = |error: yaml_serde::Error| {
+        // Only the line: the error's own text may quote a value.
+        let line = error.location().map_or(1, |at| at.line());
+        Error::new(Kind::Config, format!("{path}:{line}: this is not YAML as Kubernetes or Quarkus takes it"))
+            .remedy("name a file with one document: Strimzi's KafkaConnector, or Debezium Server's application.yaml")
+    };
+    let mut options = Vec::new();
+    flatten(path, "", yaml_serde::from_str(text).map_err(not_yaml)?, &mut options)?;
+    let is_inside = |prefix: &&str| options.iter().any(|(name, _)| name.starts_with(*prefix));
+    let Some(prefix) = ["spec.config.", "config."].into_iter().find(is_inside) else { return Ok(options) };
+    let option = |(name, value): (String, String)| match name.strip_prefix(prefix) {
+        None => (name == "spec.class").then(|| ("connector.class".to_owned(), value)),
+        Some(name) => Some((name.to_owned(), value)),
+    };
+    Ok(options.into_iter().filter_map(option).collect())
+}
+
+fn flatten(path: &str, name: &str, value: Yaml, options: &mut Vec<(String, String)>) -> Result<()> {
+    let value = match value {
+        Yaml::Mapping(members) => {
+            return members.into_iter().try_for_each(|(inner, value)| {
+                // A name that has members as well has its value under `~`.
+                let name = format!("{name}.{}", inner.as_str().unwrap_or_default());
+                flatten(path, name.trim_matches('.'), value, options)
+            });
+        }
+        Yaml::Null => return Ok(()),
+        Yaml::String(value) => value,
+        Yaml::Bool(value) => value.to_string(),
+        Yaml::Number(value) => value.to_string(),
+        // Of Strimzi: what the cluster says of the connector.
+        Yaml::Sequence(_) | Yaml::Tagged(_) if name.starts_with("status.") || name.starts_with("metadata.") => {
+            return Ok(());
+        }
+        Yaml::Sequence(_) | Yaml::Tagged(_) => return Err(no_option(path, name)),
+    };
+    options.push((name.to_owned(), value));
+    Ok(())
 }
 
 fn members_of(text: &str) -> serde_json::Result<Vec<(Cow<'_, str>, &RawValue)>> {
@@ -340,14 +386,27 @@ mod tests {
     }
 
     #[test]
-    fn yaml_is_refused_with_the_command_that_converts_it() {
-        for text in [
-            "apiVersion: kafka.strimzi.io/v1beta2\nkind: KafkaConnector\nspec:\n  class: canary",
-            "# Strimzi\n---\napiVersion: v1",
-            "debezium:\n  source:\n    database:\n      password: canary",
+    fn yaml_of_strimzi_connect_and_debezium_server_is_read_in_the_order_of_the_file() {
+        for (path, text) in [
+            (
+                "f",
+                "# Strimzi\n---\napiVersion: kafka.strimzi.io/v1beta2\nkind: KafkaConnector\nmetadata:\n  finalizers: [a]\nspec:\n  \
+                   class: C\n  tasksMax: 1\n  config:\n    z: 1\n    a.b: true\n    none: null\n    m: '${x:y}'\nstatus:\n  topics: [b]\n",
+            ),
+            ("f.yml", "name: n\nconfig:\n  connector.class: C\n  z: 1\n  a.b: true\n  m: ${x:y}\n"),
+            ("f", "connector:\n  class: C\nz: {~: 1}\na:\n  b: true\nm: ${x:y}\n"),
         ] {
+            let Ok(given) = Given::read(path, text) else { panic!("{text}") };
+            let options: Vec<_> = given.options.iter().map(|one| (one.name.as_str(), one.value.as_str())).collect();
+            assert_eq!(options, [("connector.class", "C"), ("z", "1"), ("a.b", "true"), ("m", "${x:y}")], "{text}");
+        }
+        let server = "debezium:\n  format:\n    key:\n      ~: json\n      schemas.enable: false\nquarkus:\n  log: {level: INFO}\n";
+        let Ok(given) = Given::read("f", server) else { panic!("{server}") };
+        assert_eq!((given.form, given.get("key.converter")), (Form::Server, Some("json")));
+        assert_eq!(given.get("key.converter.schemas.enable"), Some("false"));
+        for text in ["a:\n  b: [canary]\n", "a:\n  b: canary: canary\n", "---\na: 1\n---\na: canary\n"] {
             let Err(error) = Given::read("f.yaml", text) else { panic!("{text}") };
-            assert!(error.cause().starts_with("f.yaml: it is YAML") && error.what_to_do().is_some(), "{error:?}");
+            assert!(error.cause().starts_with("f.yaml:") && error.what_to_do().is_some(), "{error:?}");
             assert!(!format!("{error:?}").contains("canary"), "{error:?}");
         }
         assert!(Given::read("f", "# x\nname=a\nb:1").is_ok());

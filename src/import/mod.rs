@@ -93,7 +93,7 @@ pub(crate) struct Connector(Given);
 
 impl Connector {
     /// Reads a file called `path`: Kafka Connect's JSON, with or without `name` and `config` around it, Strimzi's
-    /// `KafkaConnector` as JSON, Kafka Connect's properties, or Debezium Server's.
+    /// `KafkaConnector`, Kafka Connect's properties, or Debezium Server's properties or YAML.
     ///
     /// # Errors
     /// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
