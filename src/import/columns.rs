@@ -54,7 +54,8 @@ fn doubts(column: &Column) -> Vec<Doubt> {
     let mut doubts = Vec::new();
     match element {
         "float4" | "float8" => {
-            let why = "has other digits in some values where Debezium runs on a Java before 19";
+            let why = "has other digits in some values where Debezium runs on a Java before 19, and in more where role or \
+                       database set extra_float_digits";
             doubts.push(doubt(MayDiffer, why, ASK_CONSUMERS));
         }
         "numeric" | "interval" => {

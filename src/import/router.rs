@@ -49,7 +49,9 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
             carrying.draft.set(setting, column);
         }
     }
-    if id != "id" {
+    let is_doubtful =
+        if carrying.tables.is_empty() { id != "id" } else { !carrying.is_known(id, Column::is_never_null) };
+    if is_doubtful {
         let why =
             "carried. A row whose event id is NULL stops the relay; Debezium sends a record whose header has no value";
         carrying.left("router.table.field.event.id", ToDo, why, "make the column NOT NULL");
@@ -82,13 +84,15 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
 
 fn record_timestamp(carrying: &mut Carrying<'_>, column: &str) {
     const NAME: &str = "router.table.field.event.timestamp";
+    const TIMES: &str = "a time before 1970 ends Debezium's task, and infinity the relay; 1970-01-01 00:00:00 becomes 1 ms, and \
+                         years after 294246 are themselves";
     carrying.draft.set("route.timestamp", column);
     if carrying.is_known(column, |column| column.base.name == "timestamp") {
-        let why = "carried. A time before 1970 ends Debezium's task, and infinity the relay; 1970-01-01 00:00:00 becomes 1 ms";
-        carrying.left(NAME, ToDo, why, "let no row have such a time");
+        carrying.left(NAME, ToDo, format!("carried; {TIMES}"), "let no row have such a time");
     } else {
-        let why = "carried. Of a row whose time is no timestamp, but a timestamptz, a date or a bigint, Debezium makes no \
-                   record, and walrelay one";
+        let why = format!(
+            "carried; of a timestamptz, a date or a bigint Debezium makes no record, and walrelay one; {TIMES}"
+        );
         carrying.left(NAME, MayDiffer, why, "find out whether events were lost");
     }
 }

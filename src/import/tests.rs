@@ -142,6 +142,9 @@ fn an_option_that_changes_records_is_listed_with_its_effect() {
         "transforms.o.table.json.payload.empty.array.behavior=optional_string",
         "transforms.o.table.json.payload.empty.array.behavior=ignore",
         "transforms.o.table.field.additional.missing=ignore",
+        "transforms.o.table.field.event.timestamp=at",
+        "transforms.o.table.op.invalid.behavior=error",
+        "transforms.o.table.op.invalid.behavior=fatal",
         &format!("{PLACEMENT}:header"),
         &format!("{PLACEMENT}a:HEADER,b:header:x:y"),
         &format!("{PLACEMENT}a:nowhere"),
@@ -235,7 +238,9 @@ fn found(name: &str, columns: &[(&str, &str, i32, Option<&str>)]) -> Found {
 /// An outbox with a key and a payload of these types.
 fn outbox(name: &str, key: &str, payload: &str) -> Found {
     let columns = [("id", "uuid"), ("aggregatetype", "text"), ("aggregateid", key), ("payload", payload)];
-    found(name, &columns.map(|(name, base)| (name, base, -1, None)))
+    let mut found = found(name, &columns.map(|(name, base)| (name, base, -1, None)));
+    found.table.columns[0].not_null = true;
+    found
 }
 
 #[test]
@@ -270,6 +275,7 @@ fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count()
         (TEXT, vec![outbox("a.o", "numeric", "_text")]),
         (TEXT, payload_default("'{}'::jsonb")),
         (TEXT, payload_default("NULL::jsonb")),
+        (TEXT, changed("text", "id", &|column| column.not_null = false)),
         (DELEGATED, vec![outbox("a.o", "text", "bytea")]),
         (DELEGATED, vec![outbox("a.o", "text", "jsonb")]),
         (DELEGATED, vec![outbox("a.o", "text", "bytea"), outbox("b.o", "text", "jsonb")]),
