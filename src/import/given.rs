@@ -4,13 +4,9 @@
 //! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its alias, and those of
 //! the producer with `producer.override.`.
 
-use std::borrow::Cow;
-
-use serde_json::value::RawValue;
 use yaml_serde::Value as Yaml;
 
 use crate::error::{Error, Kind, Result};
-use crate::template::{each_member, text_of};
 
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 pub(super) const ROUTER_PREFIX: &str = "router.";
@@ -43,13 +39,19 @@ impl Given {
     pub(super) fn read(path: &str, text: &str) -> Result<Given> {
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let begins_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
-        Ok(Given::new(if text.trim_start().starts_with('{') {
-            of_json(path, text)?
+        let document: Result<Yaml, usize> = if text.trim_start().starts_with('{') {
+            serde_json::from_str(text).map_err(|error| error.line())
         } else if path.ends_with(".yaml") || path.ends_with(".yml") || lines.next().is_some_and(begins_yaml) {
-            of_yaml(path, text)?
+            yaml_serde::from_str(text).map_err(|error| error.location().map_or(1, |at| at.line()))
         } else {
-            of_properties(path, text)?
-        }))
+            return Ok(Given::new(of_properties(path, text)?));
+        };
+        // Only the line: the error's own text may quote a value.
+        let document = document.map_err(|line| {
+            Error::new(Kind::Config, format!("{path}:{line}: this is neither JSON nor YAML, or more than one document"))
+                .remedy("name a file with one connector's options, or with its name and config")
+        })?;
+        Ok(Given::new(of_document(path, &document)?))
     }
 
     fn new(options: Vec<(String, String)>) -> Given {
@@ -164,89 +166,40 @@ fn name_of_server(written: &str) -> String {
     SERVER_PREFIXES.iter().find_map(of).unwrap_or_else(|| written.to_owned())
 }
 
-/// The options of Kafka Connect's JSON in the order of the file: the map alone, `{"name": …, "config": {…}}`, or Strimzi's
-/// `{"kind": "KafkaConnector", "spec": {"class": …, "config": {…}}}`. `null` is an option that is not set.
-fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
-    // Only the line: the error's own text may quote a value.
-    let not_json = |error: serde_json::Error| {
-        Error::new(Kind::Config, format!("{path}:{}: this is not JSON as Kafka Connect takes it", error.line()))
-            .remedy("name a file with one object: the connector's options, or its name and config")
-    };
-    let mut members = members_of(text).map_err(not_json)?;
-    let mut class = None;
-    for (outer, inner) in [("spec", "class"), ("config", "")] {
-        let object = members.iter().find(|(name, value)| name == outer && value.get().starts_with('{'));
-        if let Some((_, object)) = object {
-            members = members_of(object.get()).map_err(not_json)?;
-            class = class.or(members.iter().find(|(name, _)| name == inner).map(|(_, class)| *class));
-        }
+/// The options of JSON or YAML in the order of the file: Kafka Connect's map alone, `{"name": …, "config": {…}}`, Strimzi's
+/// `{"kind": "KafkaConnector", "spec": {"class": …, "config": {…}}}`, or Debezium Server's, whose names are nested. `null` is an
+/// option that is not set.
+fn of_document(path: &str, document: &Yaml) -> Result<Vec<(String, String)>> {
+    let (mut options, spec) = (Vec::new(), document.get("spec").filter(|spec| spec.is_mapping()));
+    if let Some(class) = spec.and_then(|spec| spec.get("class")) {
+        flatten(path, "connector.class", class, &mut options)?;
     }
-    let class = class.map(|class| ("connector.class".into(), class));
-    let mut options = Vec::new();
-    for (name, value) in class.into_iter().chain(members) {
-        if value.get().starts_with(['{', '[']) {
-            return Err(no_option(path, &name));
-        }
-        let value = text_of(value.get()).map_err(not_json)?;
-        options.extend(value.map(|value| (name.into_owned(), value.into_owned())));
-    }
+    let outside = spec.unwrap_or(document);
+    let config = outside.get("config").filter(|config| config.is_mapping());
+    flatten(path, "", config.unwrap_or(outside), &mut options)?;
     Ok(options)
 }
 
-fn no_option(path: &str, name: &str) -> Error {
-    Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
-        .remedy("an option is a text, a number, or true or false")
-}
-
-/// The options of YAML in the order of the file: what [`of_json`] reads, or Debezium Server's, whose names are nested.
-fn of_yaml(path: &str, text: &str) -> Result<Vec<(String, String)>> {
-    let not_yaml = |error: yaml_serde::Error| {
-        // Only the line: the error's own text may quote a value.
-        let line = error.location().map_or(1, |at| at.line());
-        Error::new(Kind::Config, format!("{path}:{line}: this is not YAML as Kubernetes or Quarkus takes it"))
-            .remedy("name a file with one document: Strimzi's KafkaConnector, or Debezium Server's application.yaml")
-    };
-    let mut options = Vec::new();
-    flatten(path, "", yaml_serde::from_str(text).map_err(not_yaml)?, &mut options)?;
-    let is_inside = |prefix: &&str| options.iter().any(|(name, _)| name.starts_with(*prefix));
-    let Some(prefix) = ["spec.config.", "config."].into_iter().find(is_inside) else { return Ok(options) };
-    let option = |(name, value): (String, String)| match name.strip_prefix(prefix) {
-        None => (name == "spec.class").then(|| ("connector.class".to_owned(), value)),
-        Some(name) => Some((name.to_owned(), value)),
-    };
-    Ok(options.into_iter().filter_map(option).collect())
-}
-
-fn flatten(path: &str, name: &str, value: Yaml, options: &mut Vec<(String, String)>) -> Result<()> {
+fn flatten(path: &str, name: &str, value: &Yaml, options: &mut Vec<(String, String)>) -> Result<()> {
     let value = match value {
         Yaml::Mapping(members) => {
-            return members.into_iter().try_for_each(|(inner, value)| {
+            return members.iter().try_for_each(|(inner, value)| {
                 // A name that has members as well has its value under `~`.
                 let name = format!("{name}.{}", inner.as_str().unwrap_or_default());
                 flatten(path, name.trim_matches('.'), value, options)
             });
         }
         Yaml::Null => return Ok(()),
-        Yaml::String(value) => value,
+        Yaml::String(value) => value.clone(),
         Yaml::Bool(value) => value.to_string(),
         Yaml::Number(value) => value.to_string(),
-        // Of Strimzi: what the cluster says of the connector.
-        Yaml::Sequence(_) | Yaml::Tagged(_) if name.starts_with("status.") || name.starts_with("metadata.") => {
-            return Ok(());
+        Yaml::Sequence(_) | Yaml::Tagged(_) => {
+            return Err(Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
+                .remedy("an option is a text, a number, or true or false"));
         }
-        Yaml::Sequence(_) | Yaml::Tagged(_) => return Err(no_option(path, name)),
     };
     options.push((name.to_owned(), value));
     Ok(())
-}
-
-fn members_of(text: &str) -> serde_json::Result<Vec<(Cow<'_, str>, &RawValue)>> {
-    let mut members = Vec::new();
-    each_member(text.as_bytes(), |name, value| {
-        members.push((name, value));
-        Ok(())
-    })?;
-    Ok(members)
 }
 
 /// The options of Java's `.properties` in the order of the file; of two with one name the second counts, as in Java:
@@ -371,44 +324,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read_in_the_order_of_the_file() {
-        let wanted = [("z", "1"), ("a", "true"), ("m", "x")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-        for text in [
-            r#"{"z": 1, "a": true, "none": null, "m": "x"}"#,
-            r#"{"name": "n", "config": {"z": "1", "a": "true", "m": "x"}, "tasks": []}"#,
-        ] {
-            assert_eq!(of_json("f", text).unwrap(), wanted, "{text}");
-        }
-        let strimzi = r#"{"apiVersion": "kafka.strimzi.io/v1beta2", "kind": "KafkaConnector", "metadata": {"name": "n"},
-            "spec": {"class": "C", "tasksMax": 1, "config": {"m": "x"}}, "status": {"conditions": []}}"#;
-        let wanted = [("connector.class", "C"), ("m", "x")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-        assert_eq!(of_json("f", strimzi).unwrap(), wanted);
-    }
-
-    #[test]
-    fn yaml_of_strimzi_connect_and_debezium_server_is_read_in_the_order_of_the_file() {
+    fn json_and_yaml_are_read_in_the_order_of_the_file() {
         for (path, text) in [
+            ("f", r#"{"connector.class": "C", "z": 1, "a.b": true, "none": null, "m": "${x:y}"}"#),
             (
                 "f",
-                "# Strimzi\n---\napiVersion: kafka.strimzi.io/v1beta2\nkind: KafkaConnector\nmetadata:\n  finalizers: [a]\nspec:\n  \
-                   class: C\n  tasksMax: 1\n  config:\n    z: 1\n    a.b: true\n    none: null\n    m: '${x:y}'\nstatus:\n  topics: [b]\n",
+                r#"{"name": "n", "config": {"connector.class": "C", "z": "1", "a.b": "true", "m": "${x:y}"}, "tasks": []}"#,
             ),
-            ("f.yml", "name: n\nconfig:\n  connector.class: C\n  z: 1\n  a.b: true\n  m: ${x:y}\n"),
+            (
+                "f",
+                r#"{"kind": "KafkaConnector", "spec": {"class": "C", "config": {"z": 1, "a.b": true, "m": "${x:y}"}}, "status": [1]}"#,
+            ),
+            (
+                "f",
+                "# Strimzi\n---\nmetadata: {x: [a]}\nspec:\n  class: C\n  tasksMax: 1\n  config:\n    z: 1\n    a.b: true\n    m: '${x:y}'\n",
+            ),
+            ("f.yml", "name: n\nconfig:\n  connector.class: C\n  z: 1\n  a.b: true\n  none: null\n  m: ${x:y}\n"),
             ("f", "connector:\n  class: C\nz: {~: 1}\na:\n  b: true\nm: ${x:y}\n"),
         ] {
             let Ok(given) = Given::read(path, text) else { panic!("{text}") };
             let options: Vec<_> = given.options.iter().map(|one| (one.name.as_str(), one.value.as_str())).collect();
             assert_eq!(options, [("connector.class", "C"), ("z", "1"), ("a.b", "true"), ("m", "${x:y}")], "{text}");
         }
-        let server = "debezium:\n  format:\n    key:\n      ~: json\n      schemas.enable: false\nquarkus:\n  log: {level: INFO}\n";
-        let Ok(given) = Given::read("f", server) else { panic!("{server}") };
+        let Ok(given) = Given::read("f", "debezium:\n  format:\n    key: {~: json, schemas.enable: false}\n") else {
+            panic!()
+        };
         assert_eq!((given.form, given.get("key.converter")), (Form::Server, Some("json")));
-        assert_eq!(given.get("key.converter.schemas.enable"), Some("false"));
-        for text in ["a:\n  b: [canary]\n", "a:\n  b: canary: canary\n", "---\na: 1\n---\na: canary\n"] {
-            let Err(error) = Given::read("f.yaml", text) else { panic!("{text}") };
-            assert!(error.cause().starts_with("f.yaml:") && error.what_to_do().is_some(), "{error:?}");
-            assert!(!format!("{error:?}").contains("canary"), "{error:?}");
-        }
         assert!(Given::read("f", "# x\nname=a\nb:1").is_ok());
     }
 
@@ -416,14 +357,15 @@ mod tests {
     fn what_is_no_configuration_is_refused_without_a_value() {
         for text in [
             "{\"database.password\": \"canary\"",
-            "{\"database.password\": \"canary\"]}",
-            r#"{"a": {"b": "canary"}}"#,
+            r#"{"a": [{"b": "canary"}]}"#,
             r#"{"config": "canary", "a": ["canary"]}"#,
+            "a:\n  b: [canary]\n",
+            "a:\n  b: canary: canary\n",
+            "---\na: 1\n---\na: canary\n",
         ] {
-            let error = of_json("f.json", text).unwrap_err();
-            assert_eq!(error.kind(), Kind::Config);
-            assert!(!format!("{error:?}").contains("canary"), "{error:?}");
-            assert!(error.what_to_do().is_some());
+            let Err(error) = Given::read("f", text) else { panic!("{text}") };
+            assert!(error.kind() == Kind::Config && error.cause().starts_with("f:"), "{error:?}");
+            assert!(!format!("{error:?}").contains("canary") && error.what_to_do().is_some(), "{error:?}");
         }
     }
 
