@@ -406,12 +406,14 @@ fn the_configurations_of_the_chart_are_valid() {
 
 #[test]
 fn the_image_is_built_of_all_that_a_build_reads() {
-    let (ignored, read_by_cargo) = (
-        read(".dockerignore"),
-        [".cargo", "Cargo.toml", "Cargo.lock", "benches", "build.rs", "src", "sql", "migrations", "scripts/licences"],
-    );
-    let kept_out = read_by_cargo.into_iter().filter(|name| !ignored.lines().any(|line| line == format!("!{name}")));
-    none("what cargo reads is copied into the image", kept_out.map(str::to_owned).collect());
+    let ignored = read(".dockerignore");
+    let by_cargo = [".cargo", "Cargo.toml", "Cargo.lock", "benches", "build.rs", "src", "sql", "migrations"];
+    // The recipe of a release, and what that runs.
+    let by_recipe = ["scripts/dist", "scripts/licences", "LICENSE"];
+    assert!(read("Dockerfile").contains(" scripts/dist --binary "), "the image has the binary of a release");
+    let all = by_cargo.into_iter().chain(by_recipe);
+    let kept_out = all.filter(|name| !ignored.lines().any(|line| line == format!("!{name}")));
+    none("what a build reads is copied into the image", kept_out.map(str::to_owned).collect());
 }
 
 #[test]
