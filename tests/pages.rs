@@ -14,9 +14,11 @@ use walrelay::config::{ConfigFile, Environment, Flags, Settings};
 use crate::ROOT;
 
 /// Languages of blocks that a test reads: here, and `sql` in `live/pages.rs`.
-const READ: [&str; 4] = ["sh", "sql", "toml", "yaml"];
-/// Output, and code in languages of consumers and writers.
-const NOT_READ: [&str; 9] = ["text", "json", "ini", "properties", "java", "go", "python", "csharp", "html"];
+const READ: [&str; 6] = ["sh", "sql", "toml", "yaml", "json", "properties"];
+/// Excerpts of `examples`.
+const PROGRAMS: [&str; 3] = ["java", "go", "python"];
+/// Output.
+const NOT_READ: &str = "text";
 
 /// A block of code of a page.
 pub(crate) struct Block {
@@ -158,9 +160,60 @@ fn the_site_has_every_page() {
 
 #[test]
 fn every_block_has_a_language_that_a_test_reads_or_need_not() {
-    let known = |block: &Block| [&READ[..], &NOT_READ[..]].concat().contains(&block.language.as_str());
+    let known = |block: &Block| {
+        let language = block.language.as_str();
+        READ.contains(&language) || PROGRAMS.contains(&language) || language == NOT_READ
+    };
     let unknown = Page::all().into_iter().flat_map(|page| page.blocks()).filter(|block| !known(block));
     none("blocks in other languages", unknown.map(|block| format!("{}: {:?}", block.place, block.language)).collect());
+}
+
+#[test]
+fn every_block_of_yaml_json_and_properties_can_be_read() {
+    let as_yaml = |text: &str| yaml_serde::from_str::<yaml_serde::Value>(text).err().map(|error| error.to_string());
+    let as_json = |text: &str| serde_json::from_str::<serde_json::Value>(text).err().map(|error| error.to_string());
+    let as_pairs = |text: &str| {
+        let unread = text.lines().find(|line| !line.split_once('=').is_some_and(|(key, _)| !key.contains(' ')));
+        unread.map(str::to_owned)
+    };
+    let readers: [(&str, &dyn Fn(&str) -> Option<String>); 3] =
+        [("yaml", &as_yaml), ("json", &as_json), ("properties", &as_pairs)];
+    let mut wrong = Vec::new();
+    for (language, read) in readers {
+        let blocks = blocks(language);
+        assert!(!blocks.is_empty(), "{language}");
+        wrong.extend(blocks.iter().filter_map(|block| Some(format!("{}: {}", block.place, read(&block.text)?))));
+    }
+    none("blocks that cannot be read", wrong);
+}
+
+/// The first line of excerpts that no program has, and why.
+const NOT_OF_A_PROGRAM: [(&str, &str); 2] = [
+    ("// Imports: github.com/twmb/franz-go/pkg/sasl/plain. For SCRAM use pkg/sasl/scram.", "the programs have no login"),
+    (r#""security.protocol": "SASL_SSL","#, "likewise"),
+];
+
+#[test]
+fn every_line_of_a_program_is_one_of_the_examples() {
+    let mut programs = String::new();
+    let mut folders = vec![Path::new(ROOT).join("examples")];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                programs += &fs::read_to_string(&path).unwrap();
+            }
+        }
+    }
+    let lines: BTreeSet<&str> = programs.lines().map(str::trim).collect();
+    let mut wrong = Vec::new();
+    for block in PROGRAMS.into_iter().flat_map(blocks) {
+        let is_other = NOT_OF_A_PROGRAM.iter().any(|(first, _)| block.text.starts_with(first));
+        let unknown = block.text.lines().map(str::trim).find(|line| !is_other && !lines.contains(line));
+        wrong.extend(unknown.map(|line| format!("{}: {line}", block.place)));
+    }
+    none("lines that no program of examples has", wrong);
 }
 
 /// What a configuration of the pages leaves to its reader.
