@@ -129,7 +129,7 @@ impl Kind {
                 Remedy::from("see what can be chosen in docs/explanation/recovery.md; nothing was lost so far")
             }
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
-                "mend what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
+                "remove what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
             ),
             Kind::KafkaUnreachable => {
                 Remedy::from("check that the brokers run and can be reached from here, and try again")

@@ -129,7 +129,7 @@ pub(crate) enum Command {
     /// Print records as a relay would publish them, without consuming their events
     #[command(after_help = tail::HELP)]
     Tail(TailArgs),
-    /// Check Postgres and Kafka for a relay, and print what mends each fault
+    /// Check Postgres and Kafka for a relay, and print the fix of each fault
     #[command(after_help = doctor::HELP)]
     Doctor(DoctorArgs),
     /// Serve the metrics of the slot while no relay runs

@@ -122,7 +122,7 @@ impl EventError {
             EventError::Value { .. } => (
                 Kind::Event,
                 "nothing was skipped. The server sends what no Postgres sends for an insert; restart the relay, and \
-                 report this message if it comes again"
+                 report this message if it is repeated"
                     .to_owned(),
             ),
             EventError::PositionInside { .. } | EventError::PartialMissing { .. } => (

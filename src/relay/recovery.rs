@@ -279,8 +279,8 @@ fn choices(config: &Config) -> Remedy {
         OnLoss::Recover => "",
     };
     Remedy::from(format!(
-        "{first}walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
-         --adopt-slot and --backlog all, --backlog since=TIME (some events come again) or --backlog none (what was not \
+        "{first}walrelay can recreate the slot, and asks you which rows of the table are published then: start it once with \
+         --adopt-slot and --backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what was not \
          relayed is given up). `"
     ))
     .and(NextCommand::new("verify").option("slot", &config.source.slot))

@@ -178,8 +178,8 @@ impl Work<'_> {
         // The first one, or one behind a poller: nothing went wrong.
         match (self.reading.stored.position == Position::default(), is_there) {
             (true, false) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the slot"),
-            (true, true) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "making the slot anew"),
-            (false, _) => tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "making the slot anew"),
+            (true, true) => tracing::info!(event = "slot_creation_started", %slot, cause, rows, "recreating the slot"),
+            (false, _) => tracing::warn!(event = "slot_creation_started", %slot, cause, rows, "recreating the slot"),
         }
         plan.notes.iter().for_each(|note| tracing::warn!(event = "recovery_noted", %slot, "{note}"));
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());

@@ -192,7 +192,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
             Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(format!(
                 "{}. Then rename it back (alter publication {} rename to {sql_publication}) and start walrelay again; \
-                 if the slot cannot get past the time in between, create the slot anew with `walrelay setup`",
+                 if the slot cannot get past the time in between, recreate the slot with `walrelay setup`",
                 missing(table),
                 quoted(name)
             )),
@@ -244,7 +244,7 @@ pub(crate) fn notice(before: &mut Fingerprint, now: &Fingerprint) -> Option<Stri
 }
 
 const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where Postgres 14 to 17 fail \
-                        each time and 18 skips events: drop the slot, and start walrelay, which makes it anew \
+                        each time and 18 skips events: drop the slot, and start walrelay, which recreates it \
                         and reads from the table what was not published";
 
 fn changed(now: &Fingerprint, what: String) -> Error {

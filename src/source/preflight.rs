@@ -495,7 +495,7 @@ pub(crate) fn judge_slot(found: &Slot, slot: &SlotName, database: &str, setup: &
         );
         let remedy =
             Remedy::from("no setting brings it back. `").and(NextCommand::new("run").option("slot", slot)).and(format!(
-                "` makes it anew and reads from the table what was not published; where nothing was relayed yet, select \
+                "` recreates it and reads from the table what was not published; where nothing was relayed yet, select \
                  pg_drop_replication_slot('{slot}'), then `"
             ));
         return unusable(

@@ -505,7 +505,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
     }
     if !stored.table_oids.contains(&table_oid) {
         let cause = format!("what is stored is not about the table with OID {table_oid}");
-        return mismatch(cause, "let `walrelay run` relay this table first; a table made anew is another one");
+        return mismatch(cause, "let `walrelay run` relay this table first; a recreated table is another one");
     }
     if stored.catch_up.is_some() {
         let cause = "rows are still being read from the table".to_owned();

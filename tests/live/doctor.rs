@@ -133,7 +133,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     );
     let checks = Checks::of(&doctor);
     assert_eq!(checks.code, 1, "{:#?}", checks.all);
-    checks.has("slot", "warning", "is lost", &format!("--slot {}` makes it anew", world.name));
+    checks.has("slot", "warning", "is lost", &format!("--slot {}` recreates it", world.name));
     checks.has("position", "warning", "is lost", "");
     let checks = Checks::of(&doctor.clone().option("--on-slot-loss", "stop"));
     checks.has("position", "wrong", "slot.on_loss is stop", "--on-slot-loss recover");

@@ -172,7 +172,7 @@ fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
             (
                 |it| slot(it).wal_status = some("lost"),
                 "is lost (wal_removed: max_slot_wal_keep_size was exceeded); it was confirmed up to 0/190",
-                "makes it anew",
+                "recreates it",
             ),
             (
                 |it| slot(it).invalidation_reason = some("idle_timeout"),
