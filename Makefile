@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
-.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs docs-site features deny compose alerts chart unit workflow test test-long page bench takeover exactly-once mutants
+.PHONY: help prerequisites build dist check-deb demo check fmt size lint docs docs-site features deny compose alerts chart unit workflow examples test test-long page bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -30,7 +30,7 @@ demo: ## the main job on a private, throw-away Postgres, verified
 	cargo build --locked $(DEMO)
 	cargo run --locked --quiet $(DEMO) -- demo
 
-check: fmt size compose alerts chart unit workflow lint docs docs-site deny ## what CI checks before it tests
+check: fmt size compose alerts chart unit workflow examples lint docs docs-site deny ## what CI checks before it tests
 
 fmt: ## formatting
 	cargo fmt --check --all
@@ -64,11 +64,14 @@ alerts: ## each alert fires where it is to, and nowhere else
 chart: ## the Helm chart renders what Kubernetes accepts and the relay needs
 	@scripts/check-chart
 
-unit: ## systemd reads the unit
+unit: ## systemd reads the units
 	@scripts/check-unit
 
 workflow: ## the workflows of the forge are what their schema allows
 	@scripts/check-workflow
+
+examples: ## the writers and consumers of examples compile
+	@scripts/check-examples
 
 # More for `cargo test`, such as a part of the names of tests (`make test TEST=parked`). RUST_TEST_THREADS says how many run at once.
 TEST =

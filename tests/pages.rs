@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -189,7 +190,10 @@ fn every_block_of_yaml_json_and_properties_can_be_read() {
 
 /// The first line of excerpts that no program has, and why.
 const NOT_OF_A_PROGRAM: [(&str, &str); 2] = [
-    ("// Imports: github.com/twmb/franz-go/pkg/sasl/plain. For SCRAM use pkg/sasl/scram.", "the programs have no login"),
+    (
+        "// Imports: github.com/twmb/franz-go/pkg/sasl/plain. For SCRAM use pkg/sasl/scram.",
+        "the programs have no login",
+    ),
     (r#""security.protocol": "SASL_SSL","#, "likewise"),
 ];
 
@@ -214,6 +218,33 @@ fn every_line_of_a_program_is_one_of_the_examples() {
         wrong.extend(unknown.map(|line| format!("{}: {line}", block.place)));
     }
     none("lines that no program of examples has", wrong);
+}
+
+/// What `make demo` asks a machine for that has these commands, and no others but the shell's own.
+fn asked(commands: &[&str], system: &str) -> Result<(), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let command = |name: &str, script: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    command("uname", &format!("echo {system}"));
+    command("id", "echo 501");
+    command("dirname", "echo ${1%/*}");
+    commands.iter().for_each(|name| command(name, ""));
+    let script = Path::new(ROOT).join("scripts/prerequisites");
+    let ran = Command::new(script).arg("--minimal").env_clear().env("PATH", folder.path()).output().unwrap();
+    if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).into_owned()) }
+}
+
+#[test]
+fn the_demo_asks_macos_for_no_tools_of_linux() {
+    let nothing = asked(&[], "Darwin").unwrap_err();
+    assert!(nothing.contains(" g++ make cmake perl"), "{nothing}");
+    assert!(nothing.contains("brew install cmake postgresql"), "{nothing}");
+    let of_linux = ["util-linux", "pkg-config", "-dev", "apt-get", "procps"];
+    assert!(!of_linux.iter().any(|word| nothing.contains(word)), "{nothing}");
+    asked(&["g++", "make", "cmake", "perl", "postgres", "cargo"], "Darwin").unwrap();
 }
 
 /// What a configuration of the pages leaves to its reader.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::error::{Error, Kind, Result};
 
@@ -354,25 +355,28 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// At most `chars` of a text; `…` replaces the rest.
-pub(crate) fn cut(text: &str, chars: usize) -> String {
-    if text.chars().count() <= chars {
+/// At most `columns` of a terminal; `…` replaces the rest of the text.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
         return text.to_owned();
     }
-    let mut head: String = text.chars().take(chars.saturating_sub(1)).collect();
-    head.push('…');
-    head
+    let mut used = 0;
+    let fits = |character: &char| {
+        used += character.width().unwrap_or(1);
+        used < columns
+    };
+    text.chars().take_while(fits).chain(['…']).collect()
 }
 
 /// Rows as aligned columns. The last cell of a row may have any length. Control characters become spaces.
 pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
-    let width =
-        |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.chars().count()).max();
+    let width = |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.width()).max();
     let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
     let line = |row: &[String]| {
         let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
-        let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
+        let space = |(cell, text): (usize, &String)| padding(cell).saturating_sub(text.width());
+        let cells = row.iter().enumerate().map(|cell| format!("{}{:2$}", cell.1, "", space(cell)));
         cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
     };
     rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
@@ -506,5 +510,7 @@ mod tests {
         let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
         assert_eq!(table(&rows, None), "a          b   c\nlong name      d e\nx          yy");
         assert_eq!(table(&rows, Some(8)), "a      …\nlong na…\nx      …");
+        let wide = [["日本", "b"], ["c", "d"]].map(|row| row.map(str::to_owned));
+        assert_eq!((table(&wide, None).as_str(), cut("日本", 3).as_str()), ("日本  b\nc     d", "日…"));
     }
 }

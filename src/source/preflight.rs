@@ -493,8 +493,9 @@ pub(crate) fn judge_slot(found: &Slot, slot: &SlotName, database: &str, setup: &
         let cause = format!(
             "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with it the events in it"
         );
-        let remedy =
-            Remedy::from("no setting brings it back. `").and(NextCommand::new("run").option("slot", slot)).and(format!(
+        let remedy = Remedy::from("no setting brings it back. `")
+            .and(NextCommand::new("run").option("slot", slot))
+            .and(format!(
                 "` recreates it and reads from the table what was not published; where nothing was relayed yet, select \
                  pg_drop_replication_slot('{slot}'), then `"
             ));
