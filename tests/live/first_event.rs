@@ -1,4 +1,5 @@
-//! docs/tutorial/your-own-table.md: its commands, and those of README's first event, one block after the other.
+//! docs/tutorial/your-own-table.md, docs/how-to/install.md, docs/how-to/systemd.md, docs/how-to/runbook.md: the commands up
+//! to a relay that works, and those of README's first event, one block after the other.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -8,7 +9,9 @@ use tempfile::TempDir;
 
 use crate::ROOT;
 use crate::support::process::{Process, output_of};
+use crate::support::relay::Relay;
 use crate::support::servers::{Kafka, Postgres, free_port};
+use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
 use crate::support::wait::{LIMIT, eventually};
 
@@ -21,6 +24,8 @@ struct Reader {
     exports: String,
     first_exports: String,
     relay: Option<Process>,
+    /// How many programs have run on.
+    started: usize,
 }
 
 impl Reader {
@@ -36,22 +41,65 @@ impl Reader {
             ("walrelay teardown", "walrelay teardown --yes".to_owned()),
         ];
         let folder = tempfile::tempdir().expect("a folder");
-        Reader { folder, here, exports: String::new(), first_exports: String::new(), relay: None }
+        Reader { folder, here, exports: String::new(), first_exports: String::new(), relay: None, started: 0 }
     }
 
-    /// Pastes a block of `sh`, without the lines for Docker. A relay runs on, and what follows is for another terminal.
+    /// The administrator of a host, whose `/etc/walrelay` is in the reader's folder.
+    fn with_a_host(postgres: &Postgres, kafka: &Kafka) -> Reader {
+        let mut reader = Reader::new(postgres, kafka);
+        let etc = reader.etc();
+        std::fs::create_dir(&etc).expect("a folder");
+        std::fs::write(reader.folder.path().join("ca.pem"), "").expect("a file");
+        reader.here.extend([
+            ("sudo -E ", String::new()),
+            ("sudo ", String::new()),
+            ("/etc/walrelay", etc),
+            ("db.example.com:5432", postgres.address()),
+            ("kafka.example.com:9092", kafka.brokers().to_owned()),
+            // After the step before, which names the file.
+            ("export TLS=", "export TLS=sslmode=disable    # ".to_owned()),
+            // As the page says, at the last statement.
+            ("| psql \"$OWNER_URL\"", "| psql \"$OWNER_URL\" || test $? = 3".to_owned()),
+            // Nothing is parked, which is no success.
+            ("relay shop parked list", String::new()),
+        ]);
+        reader
+    }
+
+    fn etc(&self) -> String {
+        self.folder.path().join("etc").display().to_string()
+    }
+
+    /// What systemd runs for `shop`, with the unit's variables.
+    fn of_unit(&self, unit: &str) -> String {
+        let text = std::fs::read_to_string(Path::new(ROOT).join("deploy/systemd").join(unit)).expect("a unit");
+        let here = |text: &str| {
+            let text = text
+                .replace("%d/walrelay.toml", "/etc/walrelay/%i.toml")
+                .replace("%d/pgpass", "/etc/walrelay/%i.pgpass");
+            text.replace("/etc/walrelay", &self.etc()).replace("%i", "shop")
+        };
+        let variables = text.lines().filter_map(|line| line.strip_prefix("Environment="));
+        let mut script: String = variables.map(|variable| format!("export {}\n", here(variable))).collect();
+        let file = text.lines().find_map(|line| line.strip_prefix("EnvironmentFile=-")).expect("a file");
+        script += &format!("set -a; . {}; set +a\n", here(file));
+        script + text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).expect("a command")
+    }
+
+    /// Pastes a block of `sh`, without the lines for Docker, and those that change the system. A relay runs on, and what follows is for another terminal.
     fn paste(&mut self, block: &str) {
         let block = self.here.iter().fold(block.to_owned(), |block, (page, here)| block.replace(page, here));
         let lines = |is_wanted: &dyn Fn(&str) -> bool| -> String {
             block.lines().filter(|line| is_wanted(line)).map(|line| format!("{line}\n")).collect()
         };
-        let script = lines(&|line| !line.starts_with("docker "));
+        let script = lines(&|line| !["docker ", "systemctl ", "apt "].iter().any(|word| line.starts_with(word)));
         let exports = lines(&|line| line.starts_with("export "));
-        if let Some((before, run)) = script.split_once("walrelay run ") {
-            assert_eq!(run.lines().count(), 1, "nothing comes after a relay in its terminal");
+        if script.contains("walrelay run ") {
+            let (before, run) = script.trim_end().rsplit_once('\n').unwrap_or(("", script.trim_end()));
+            assert!(run.contains("walrelay run "), "nothing comes after a relay in its terminal");
             self.shell(before);
             self.exports += &exports;
-            self.run(&format!("walrelay run {run}"));
+            self.relay = Some(self.start(run, "streaming"));
             self.exports = self.first_exports.clone();
             return;
         }
@@ -80,11 +128,14 @@ impl Reader {
         assert!(output.status.success(), "{}\n{script}\n{said}\n{errors}", output.status);
     }
 
-    fn run(&mut self, command: &str) {
-        let log = self.folder.path().join("relay.log");
-        let relay = Process::start("walrelay", self.bash(&format!("exec {command}")), &log);
-        eventually("the relay streams", LIMIT, || relay.log(), |log| log.contains("streaming"));
-        self.relay = Some(relay);
+    /// Starts what the last line of `script` runs, and waits for a word in its log.
+    fn start(&mut self, script: &str, word: &str) -> Process {
+        let (before, command) = script.rsplit_once('\n').unwrap_or(("", script));
+        self.started += 1;
+        let log = self.folder.path().join(format!("{}.log", self.started));
+        let process = Process::start("walrelay", self.bash(&format!("{before}\nexec {command}")), &log);
+        eventually(word, LIMIT, || process.log(), |log| log.contains(word));
+        process
     }
 
     /// Ctrl-C in the relay's terminal.
@@ -140,4 +191,43 @@ fn readme_and_tutorial_lead_to_the_first_event() {
     let expected = [["7", "{\"title\": \"Emma\"}", "BookAdded"], ["7", "{\"price\": 12}", "BookSold"]];
     assert_eq!(books, expected.map(|record| record.map(str::to_owned)));
     assert!(reader.relay.is_none(), "the page ends with teardown");
+}
+
+#[test]
+fn the_set_up_of_a_host_leads_to_a_relay_of_the_unit_and_away() {
+    let settings = [("max_slot_wal_keep_size", "2GB")];
+    let (postgres, kafka) = (Postgres::private(17, &settings), Kafka::private());
+    postgres.sql().run("create role owner login; create role relay login replication");
+    postgres.sql().run("create database shop owner owner");
+    let sql = Sql::connect(&postgres.url("shop"));
+    sql.run(
+        "create table order_events (id uuid primary key default gen_random_uuid(), seq bigint generated always as identity,
+            aggregate_type text not null, aggregate_id text not null, event_type text not null, payload jsonb not null,
+            created_at timestamptz not null default clock_timestamp());
+        alter table order_events owner to owner; grant select on order_events to relay;
+        grant create on database shop to relay",
+    );
+    let mut reader = Reader::with_a_host(&postgres, &kafka);
+    reader.follow("docs/how-to/install.md", "\n## Set up a relay\n", "\n## Container image\n");
+    reader.follow("docs/how-to/systemd.md", "\n## Other commands\n", "\n## A flag for one start\n");
+    reader.follow("docs/how-to/systemd.md", "\n## A flag for one start\n", "\nWith the chart for Kubernetes");
+    reader.interrupt();
+
+    reader.relay = Some(reader.start(&reader.of_unit("walrelay@.service"), "streaming"));
+    let port = free_port();
+    let script = format!("export WALRELAY_HTTP={port}\n{}", reader.of_unit("walrelay-exporter@.service"));
+    let exporter = Relay { process: reader.start(&script, ""), port };
+    let active = || exporter.metric("walrelay_slot_active");
+    eventually("the exporter shows the slot", LIMIT, active, |value| *value == Some(1.0));
+    sql.run(
+        "insert into order_events (aggregate_type, aggregate_id, event_type, payload) values ('order', '7', 'Placed', '{}')",
+    );
+    let arrived = || records(&kafka, "outbox.event.order", "id").len();
+    eventually("the event arrives", LIMIT, arrived, |count| *count == 1);
+    reader.follow("docs/how-to/runbook.md", "\nThe commands of this page", "\nIn Kubernetes and Compose");
+    drop(exporter);
+    reader.follow("docs/how-to/install.md", "\n## Remove\n", "\n## Example of a whole configuration\n");
+    assert_eq!(sql.number("select count(*) from pg_replication_slots"), 0);
+    assert_eq!(sql.number("select count(*) from pg_publication"), 0);
+    assert!(!Path::new(&reader.etc()).exists());
 }
