@@ -375,9 +375,9 @@ pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
     let line = |row: &[String]| {
         let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
-        let space = |(cell, text): (usize, &String)| padding(cell).saturating_sub(text.width());
-        let cells = row.iter().enumerate().map(|cell| format!("{}{:2$}", cell.1, "", space(cell)));
-        cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
+        let padded =
+            |(cell, text): (usize, &String)| format!("{text}{:1$}", "", padding(cell).saturating_sub(text.width()));
+        row.iter().enumerate().map(padded).collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
     };
     rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
 }

@@ -207,10 +207,7 @@ impl<'t> Guesses<'t> {
             });
         let (column, why) = found.ok_or(Missing::Id)?;
         let remarks = [
-            (
-                !column.unique,
-                "Nothing in the table keeps it unique, and consumers recognize duplicates by it: check it.",
-            ),
+            (!column.unique, "Nothing in the table keeps it unique, and consumers drop duplicates by it: check it."),
             (!column.is_never_null(), "A row where it is NULL stops the relay: declare it NOT NULL."),
         ];
         self.take(Role::Id, column, why, &remarks);

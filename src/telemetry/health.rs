@@ -86,8 +86,8 @@ pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers,
      kafka-topics --describe --unavailable-partitions";
 
 /// The remedy for [`NotReady::OverBudget`].
-pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events from Kafka: \
-     docs/explanation/retained-wal.md";
+pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \
+     from Kafka: docs/explanation/retained-wal.md";
 
 #[derive(Debug, Default)]
 struct Health {

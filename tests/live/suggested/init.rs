@@ -136,7 +136,7 @@ fn config_init_serves_a_partitioned_table() {
          create table outbox_new partition of outbox for values from ('2026-01-01') to (maxvalue)",
         "insert into outbox values (gen_random_uuid(), '2026-05-06', 'WORLD', 'a-1', 'T', '{}')",
     );
-    assert!(toml.contains("consumers recognize duplicates by it: check it."), "{toml}");
+    assert!(toml.contains("consumers drop duplicates by it: check it."), "{toml}");
     assert_lines(&toml, &["id = \"id\"", "timestamp = \"created_at\""]);
     assert_eq!((record.key_text().as_str(), record.header("type").as_str()), ("a-1", "T"));
 }
