@@ -35,7 +35,7 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, ControlEnd, OldTransaction};
-use crate::telemetry::health::STALLED_FIX;
+use crate::telemetry::health::stalled_fix;
 use crate::telemetry::{Flow, Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::CLASSES;
@@ -248,8 +248,9 @@ impl<'a> SharedLoop<'a> {
         let progressed = counts.acked > before.acked || confirmed;
         if let Some(stalled) = telemetry.health.report(!publisher.is_drained(), progressed) {
             let (slot, error) = (&self.process.config.source.slot, Error::new(Kind::KafkaUnreachable, stalled));
-            tracing::warn!(event = "stalled", %slot, %error, fix = STALLED_FIX, "Kafka answers, and acks nothing");
-            telemetry.failed(&error.remedy(STALLED_FIX));
+            let fix = stalled_fix(metrics.in_flight_events.get());
+            tracing::warn!(event = "stalled", %slot, %error, fix, "no event is acked");
+            telemetry.failed(&error.remedy(fix));
         }
         for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
             metrics.outbox_events(&outbox.source.to_string(), std::mem::take(&mut router.events));

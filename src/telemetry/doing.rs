@@ -1,6 +1,6 @@
 //! What the relay is doing, in words: for the status page and for systemd.
 
-use super::health::{HELD_BACK, STALLED_FIX};
+use super::health::{HELD_BACK, stalled_fix};
 use super::{NotReady, Side, Telemetry};
 use crate::clock::now_us;
 use crate::error::Kind;
@@ -51,7 +51,7 @@ fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
     let kind = match reason {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,
-        NotReady::Stalled(_) => return Some(STALLED_FIX.to_owned()),
+        NotReady::Stalled(_) => return Some(stalled_fix(telemetry.metrics.in_flight_events.get()).to_owned()),
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),

@@ -25,7 +25,7 @@ pub enum NotReady {
     #[error("not connected to {}", .0.name())]
     Disconnected(Side),
     /// Events are in flight, and nothing was acked or confirmed for this long.
-    #[error("events are in flight and none was acked for {} s", .0.as_secs())]
+    #[error("events wait, and none was acked for {} s", .0.as_secs())]
     Stalled(Duration),
     /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
     #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
@@ -81,9 +81,17 @@ impl NotReady {
     }
 }
 
-/// The remedy for [`NotReady::Stalled`].
+/// The remedy for partitions that take no record.
 pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers, and whether each partition has a leader: \
      kafka-topics --describe --unavailable-partitions";
+
+const BLOCKED_FIX: &str = "see the last warnings of the log, and what blocks walrelay in Postgres: \
+     select pid, pg_blocking_pids(pid) from pg_stat_activity where application_name like 'walrelay%'";
+
+/// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for brokers.
+pub(crate) const fn stalled_fix(in_flight_events: i64) -> &'static str {
+    if in_flight_events > 0 { STALLED_FIX } else { BLOCKED_FIX }
+}
 
 /// The remedy for [`NotReady::OverBudget`].
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \

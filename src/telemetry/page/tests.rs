@@ -47,6 +47,21 @@ fn an_outage_is_shaded_in_the_pictures() {
 }
 
 #[test]
+fn a_relay_that_stands_still_blames_the_brokers_only_for_events_in_flight() {
+    let telemetry = Telemetry::new(Duration::ZERO);
+    Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
+    telemetry.health.report(true, false);
+    let html = || html(&page(&telemetry, 1));
+    assert!(
+        html().contains("Fix: see the last warnings of the log, and what blocks walrelay in Postgres"),
+        "{}",
+        html()
+    );
+    telemetry.metrics.in_flight_events.set(1);
+    assert!(html().contains("Fix: see the logs and the disks of the brokers"), "{}", html());
+}
+
+#[test]
 fn a_relay_that_cannot_start_shows_the_cause_and_the_fix() {
     let telemetry = Telemetry::new(Duration::from_secs(30));
     telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
