@@ -14,7 +14,7 @@ use crate::relay::stop::{Stop, on_signals};
 use crate::sink::kafka::native::linked_versions;
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
-use crate::telemetry::{Telemetry, http, logging};
+use crate::telemetry::{Page, Telemetry, http, logging};
 
 mod check;
 mod cleanup;
@@ -274,22 +274,28 @@ pub async fn dispatch(cli: &Cli, typed: &ArgMatches) -> Result<u8> {
 /// The error for standard error: two lines, or one object in the form that `--output` asks for.
 #[must_use]
 pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
-    let form = innermost(typed).try_get_one::<Form>("form").ok().flatten();
-    error_in(form.copied().unwrap_or_default(), error)
+    let typed = innermost(typed);
+    // Commands that write a file have only --json.
+    let json = typed.try_get_one::<bool>("json").ok().flatten().is_some_and(|json| *json).then_some(Form::Json);
+    let form = typed.try_get_one::<Form>("form").ok().flatten().copied();
+    error_in(json.or(form).unwrap_or_default(), error)
 }
 
 /// A usage error in the form that the typed words ask for; none for people, to whom clap shows it.
 #[must_use]
 pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
+    let text = error.to_string();
+    let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
+    if words.iter().any(|word| word == "--nagios") {
+        return Some(nagios::Check::failed(&error).to_string());
+    }
     let follows =
         words.windows(2).filter(|pair| pair.first().is_some_and(|word| ["--output", "-o"].contains(&word.as_str())));
     let values = follows.filter_map(|pair| pair.get(1)).map(String::as_str);
     let values = values.chain(words.iter().filter_map(|word| word.strip_prefix("--output=")));
     let json = words.iter().any(|word| word == "--json").then_some("json");
     let form = values.chain(json).find_map(|value| Form::from_str(value, true).ok())?;
-    let text = error.to_string();
-    let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
-    let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
     (form != Form::Table).then(|| error_in(form, &error))
 }
 
@@ -387,9 +393,10 @@ async fn run(args: &RunArgs) -> Outcome {
             None => pending().await,
         }
     };
+    let page = pages.as_ref().map(|_| Page::new(telemetry.clone()));
     let serve = async {
-        match pages {
-            Some(listener) => http::serve(listener, telemetry).await,
+        match pages.zip(page.as_ref()) {
+            Some((listener, page)) => http::serve(listener, telemetry, page).await,
             None => pending().await,
         }
     };
@@ -401,6 +408,9 @@ async fn run(args: &RunArgs) -> Outcome {
     };
     if let Some(manager) = &mut manager {
         manager.tell_end();
+    }
+    if let (Err(_), Some(page)) = (&ended, &page) {
+        page.show_end().await;
     }
     if let Some(otel) = otel.filter(|_| stop.asked() < Stop::Now) {
         otel.finish().await;
@@ -585,6 +595,7 @@ mod tests {
             (&["parked", "list", "--output", "json"], "{\"kind\":\"Config\""),
             (&["cleanup", "--output", "yaml"], "kind: Config\n"),
             (&["config", "init", "--output", "json"], "error: x"),
+            (&["config", "init", "--json"], "{\"kind\":\"Config\""),
         ] {
             let typed = Cli::command().get_matches_from([&["walrelay"], typed].concat());
             assert!(error_text(&error, &typed).starts_with(start), "{typed:?}");
@@ -603,6 +614,8 @@ mod tests {
         assert!(object["remedy"].as_str().unwrap().contains("Usage: walrelay status"), "{object}");
         assert!(told(&["parked", "lsit", "--output=json"]).unwrap().contains("unrecognized subcommand 'lsit'"));
         assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: Config\n"));
+        let line = "WALRELAY UNKNOWN - unexpected argument '--nope' found";
+        assert_eq!(told(&["status", "--nagios", "--nope"]).as_deref(), Some(line));
         for for_people in [&["status", "--nope"][..], &["config", "init", "--output", "x.toml", "--nope"]] {
             assert_eq!(told(for_people), None);
         }

@@ -54,8 +54,8 @@ pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Serves metrics, health and the status page of a relay on what [`bind`] gave, until dropped.
-pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Infallible {
-    serve_within(Limits::default(), listener, telemetry).await
+pub(crate) async fn serve(listener: TcpListener, telemetry: Telemetry, page: &Arc<Page>) -> Infallible {
+    serve_within(Limits::default(), listener, telemetry, page).await
 }
 
 /// Serves metrics and health on what [`bind`] gave, until dropped: for a process that is no relay.
@@ -65,8 +65,7 @@ pub(crate) async fn serve_metrics(listener: TcpListener, telemetry: Telemetry) -
     accept(Limits::default(), listener, routes).await
 }
 
-async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Infallible {
-    let page = Page::new(telemetry.clone());
+async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry, page: &Arc<Page>) -> Infallible {
     let routes = metrics_and_health(telemetry).merge(page.routes());
     let routes = routes.fallback(|| async { not_found("there are /, /metrics, /healthz and /readyz") });
     tokio::select! {
@@ -162,14 +161,17 @@ mod tests {
     struct Server {
         addr: SocketAddr,
         telemetry: Telemetry,
+        page: Arc<Page>,
     }
 
     async fn start(limits: Limits) -> Server {
         let telemetry = Telemetry::new(Duration::from_secs(30));
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = listener.local_addr().unwrap();
-        tokio::spawn(serve_within(limits, listener, telemetry.clone()));
-        Server { addr, telemetry }
+        let (served, page) = (telemetry.clone(), Page::new(telemetry.clone()));
+        let shown = Arc::clone(&page);
+        tokio::spawn(async move { serve_within(limits, listener, served, &shown).await });
+        Server { addr, telemetry, page }
     }
 
     async fn exchange(addr: SocketAddr, request: &str) -> io::Result<String> {
@@ -230,6 +232,25 @@ mod tests {
         assert_eq!(ask(server.addr, "GET", "/readyz").await, (200, "{\"ready\":true}\n".to_owned()));
         server.telemetry.health.halted("no slot");
         assert_eq!(ask(server.addr, "GET", "/readyz").await.0, 503);
+    }
+
+    #[tokio::test]
+    async fn an_open_page_gets_the_cause_and_the_remedy_of_the_end() {
+        let server = start(Limits::default()).await;
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut seen = vec![0; 1 << 16];
+        assert!(stream.read(&mut seen).await.unwrap() > 0);
+        let error = Error::new(Kind::SlotUnusable, "no slot").remedy("make one");
+        server.telemetry.health.halted(&error.to_string());
+        server.telemetry.failed(&error);
+        server.page.show_end().await;
+        let mut text = String::new();
+        while !text.contains("Not ready: halted: no slot</h2><p>Fix: make one.</p>") {
+            let bytes = stream.read(&mut seen).await.unwrap();
+            assert!(bytes > 0, "{text}");
+            text += &String::from_utf8_lossy(&seen[..bytes]);
+        }
     }
 
     #[tokio::test]

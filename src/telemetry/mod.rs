@@ -22,6 +22,7 @@ use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
 use otel::span::Spans;
+pub(crate) use page::Page;
 use tokio::sync::watch;
 
 use crate::error::Error;

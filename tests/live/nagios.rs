@@ -55,7 +55,9 @@ fn a_nagios_check_that_fails_is_one_line_too() {
     let (code, line) = checked(&status.clone().option("--slot", "orders"));
     assert_eq!(code, 2, "{line}");
     assert!(line.starts_with("WALRELAY CRITICAL - ") && line.contains("127.0.0.1"), "{line}");
-    let (code, line) = checked(&status.option("--slot", "Not A Slot"));
-    assert_eq!(code, 3, "{line}");
-    assert!(line.starts_with("WALRELAY UNKNOWN - "), "{line}");
+    for unusable in [status.clone().option("--slot", "Not A Slot"), status.flag("--nope")] {
+        let (code, line) = checked(&unusable);
+        assert_eq!(code, 3, "{line}");
+        assert!(line.starts_with("WALRELAY UNKNOWN - "), "{line}");
+    }
 }

@@ -32,6 +32,8 @@ const TICK: Duration = Duration::from_secs(1);
 const ENDS_BEFORE: Duration = Duration::from_secs(1);
 /// The browser asks again after this.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// The end of a relay waits so long for its last event to leave.
+const LAST_EVENT: Duration = Duration::from_millis(200);
 /// Streams of events at a time: they leave connections for `/readyz` and `/metrics`.
 const VIEWERS_MAX: usize = 16;
 
@@ -52,7 +54,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Copy)]
 pub(super) struct ClosesAt(pub(super) Instant);
 
-pub(super) struct Page {
+pub(crate) struct Page {
     telemetry: Telemetry,
     history: Mutex<History>,
     /// The newest sections, while there are viewers.
@@ -63,7 +65,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    pub(super) fn new(telemetry: Telemetry) -> Arc<Page> {
+    pub(crate) fn new(telemetry: Telemetry) -> Arc<Page> {
         Arc::new(Page {
             _flows: telemetry.flows.subscribe(),
             telemetry,
@@ -84,10 +86,22 @@ impl Page {
         loop {
             tick.tick().await;
             if self.latest.receiver_count() > 0 {
-                self.latest.send_replace(render::sections(&self.snapshot()).into_string());
+                self.latest.send_replace(self.sections());
             }
             self.history().tick(&self.telemetry, Instant::now());
         }
+    }
+
+    /// Shows those who look why the relay ends: it does not answer afterwards.
+    pub(crate) async fn show_end(&self) {
+        if self.latest.receiver_count() > 0 {
+            self.latest.send_replace(self.sections());
+            tokio::time::sleep(LAST_EVENT).await;
+        }
+    }
+
+    fn sections(&self) -> String {
+        render::sections(&self.snapshot()).into_string()
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -113,7 +127,7 @@ async fn events(State(page): State<Arc<Page>>, Extension(ClosesAt(closes_at)): E
         return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
     };
     let (latest, until) = (page.latest.subscribe(), closes_at.checked_sub(ENDS_BEFORE).unwrap_or(closes_at));
-    let first = render::sections(&page.snapshot()).into_string();
+    let first = page.sections();
     let events = stream::unfold((Some(first), latest, permit), move |(first, mut latest, permit)| async move {
         if first.is_none() {
             // The time is over, or the relay ended.
