@@ -69,10 +69,12 @@ fn traces(world: &World) -> (String, BTreeSet<String>) {
 
 #[test]
 fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
-    let postgres = Postgres::private(18, &[("max_slot_wal_keep_size", "8GB")]);
+    let postgres = Postgres::private(18, &[("max_slot_wal_keep_size", "8GB"), ("max_replication_slots", "1")]);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.setup();
     let sql = world.sql();
+    let full = Checks::of(&doctor(&World::keeping_on(&postgres, Kafka::shared().brokers())));
+    full.has("server", "wrong", "all replication slots are in use", "raise max_replication_slots");
     world.emit(&sql, "a");
     let state_topic = format!("state.{}", world.name);
     let with_state = |command: RelayCommand| command.variable("WALRELAY_STATE_TOPIC", &state_topic);

@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 use super::Report;
 use crate::cli::check::{LIMIT, Sampled, upkeep};
 use crate::cli::output::counted;
-use crate::cli::setup::plan::without_transaction;
+use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::unit::human_bytes;
@@ -81,7 +81,15 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
             report.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
         }
         Some(_) => report.judged("server", "", judge_server(&facts.server), ""),
-        None => streamed(report, &named, &facts),
+        None => {
+            streamed(report, &named, &facts);
+            // The relay would make the slot.
+            if facts.slot.is_none()
+                && let Ok(capacity) = Capacity::read(session.client(), "").await
+            {
+                capacity.full().for_each(|error| report.wrong("server", "", &error));
+            }
+        }
     }
     match ClockDifference::read(&session).await {
         Ok(difference) => match difference.fault() {

@@ -89,6 +89,18 @@ impl Capacity {
     pub(crate) async fn read(client: &Client, schema: &str) -> Result<Capacity> {
         Ok(one_json(client, "reading the capacity of the server", CAPACITY, &[(&schema, Type::TEXT)]).await?)
     }
+
+    /// What keeps a relay from a new slot.
+    pub(crate) fn full(&self) -> impl Iterator<Item = Error> {
+        let drop = "drop one that nobody needs, or raise max_replication_slots and restart the server";
+        [
+            (self.free_slots, "replication slots", drop),
+            (self.free_senders, "walsenders", "raise max_wal_senders and restart the server"),
+        ]
+        .into_iter()
+        .filter(|(free, ..)| *free < 1)
+        .map(|(_, what, fix)| Error::new(Kind::PostgresUnfit, format!("all {what} are in use")).remedy(fix))
+    }
 }
 
 pub(crate) fn tables(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
@@ -269,16 +281,7 @@ fn slot(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Result<()> {
         plan.present.push(format!("slot {name} exists, confirmed up to {confirmed}"));
         return Ok(());
     }
-    let mut full = |what: &str, remedy: &str| {
-        plan.obstacles.push(Error::new(Kind::PostgresUnfit, format!("all {what} are in use")).remedy(remedy));
-    };
-    if found.capacity.free_slots < 1 {
-        let remedy = "drop one that nobody needs, or raise max_replication_slots and restart the server";
-        full("replication slots", remedy);
-    }
-    if found.capacity.free_senders < 1 {
-        full("walsenders", "raise max_wal_senders and restart the server");
-    }
+    plan.obstacles.extend(found.capacity.full());
     let has_failover = found.facts.server.major() >= FAILOVER_MAJOR_MIN;
     let more = if has_failover { ", failover => true" } else { "" };
     let result = format!("slot {name} created: a relay publishes everything committed from now on");
