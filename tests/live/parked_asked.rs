@@ -87,7 +87,23 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     relay.wait_ready();
     sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
     eventually("they wait", ARRIVAL * 2, || world.number_parked(), |count| *count == MANY);
-    command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
+    // Somebody has the last row for longer than a command shows no bar.
+    let locker = world.sql();
+    locker.run("begin; select from walrelay.parked order by id desc limit 1 for update");
+    let drop = command(&world, "drop").option("--class", "unroutable").flag("--yes");
+    let output = std::thread::scope(|scope| {
+        let dropped = scope.spawn(|| drop.at_terminal(""));
+        let waits = "select count(*) from pg_stat_activity
+             where datname = current_database() and application_name = 'walrelay parked' and wait_event_type = 'Lock'";
+        eventually("the command waits", ARRIVAL, || sql.number(waits), |count| *count == 1);
+        std::thread::sleep(Duration::from_millis(600));
+        locker.run("commit");
+        dropped.join().expect("a thread")
+    });
+    let shown = String::from_utf8_lossy(&output.stderr);
+    assert!(shown.contains(&format!("{MANY}/{MANY} events requested")), "{shown}");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains(&format!("drop requested for {MANY} events")), "{told}");
     eventually("none waits", MOMENTS, || world.number_parked(), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("all are counted", ARRIVAL, dropped, |count| *count == MANY as u64);

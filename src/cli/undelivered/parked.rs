@@ -14,6 +14,7 @@ use super::{
 };
 use crate::cli::config::{self, Common};
 use crate::cli::output::{Grid, Outcome, age, counted, or_dash, print_report, time};
+use crate::cli::progress::Bar;
 use crate::cli::sql::column;
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -36,6 +37,8 @@ const PLAN: &str =
 const READABLE: &str = include_str!("../../../sql/parked/readable.sql");
 const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
+/// Rows of one transaction, which the relay may have to wait for.
+const ASKED_AT_ONCE: usize = 1_000;
 
 #[derive(Debug, Args)]
 pub(crate) struct Parked {
@@ -98,8 +101,14 @@ impl Store for Parked {
             Change::Retry => "retry",
             Change::Drop => "drop",
         };
-        let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
-        plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
+        let (mut bar, of) = (Bar::new(args.consent.output), plan.ids.len() as u64);
+        for ids in plan.ids.chunks(ASKED_AT_ONCE) {
+            let asked = table.session.client().execute(ASK, &[&plan.slot, &ids, &word]).await;
+            plan.asked +=
+                asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
+            bar.at(plan.asked, Some(of), || "events requested".to_owned());
+        }
+        drop(bar);
         print_report(args.consent.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
     }
 }
