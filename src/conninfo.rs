@@ -331,6 +331,7 @@ impl Settings {
     fn take(&mut self, name: &'static str, usage: Use, value: String) -> Result<(), &'static str> {
         match usage {
             Use::Reads => self.0.extend([(name, value)]),
+            Use::Ignores if value == "require" => return Err("what it requires is not supported; leave it out"),
             Use::Ignores => {}
             Use::Refuses(why) => return Err(why),
         }
@@ -758,6 +759,9 @@ mod tests {
                     assert!(parse_with("host=h user=u", &[(variable, "")]).is_ok(), "an empty {variable} is none");
                 }
             }
+        }
+        for key in ["gssencmode", "sslcertmode"] {
+            assert!(refusal(&format!("host=h user=u {key}=require")).contains(key));
         }
         assert!(refusal("host=h user=u hots=x").contains("hots"));
         assert!(refusal("postgres://u@h/d?hots=x").contains("hots"));
