@@ -324,7 +324,8 @@ impl Mismatch {
     fn refusal(&self, slot: &SlotNow) -> Error {
         let (verify, risk, confirmed) = (self.verify, self.risk, slot.confirmed_flush);
         Error::new(Kind::PositionMismatch, &self.cause).remedy(format!(
-            "{verify}. Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}"
+            "{verify}. Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}. `--backlog` beside it \
+             publishes rows of the table"
         ))
     }
 }
@@ -465,7 +466,7 @@ mod tests {
                 assert!(refuse.cause().contains(word), "{name}: {word:?} is not in {:?}", refuse.cause());
             }
             let remedy = refuse.what_to_do().unwrap();
-            assert!(remedy.contains("--adopt-slot"), "{name}: {remedy}");
+            assert!(remedy.contains("--adopt-slot") && remedy.contains("--backlog"), "{name}: {remedy}");
             assert!(remedy.contains(&slot.confirmed_flush.to_string()), "{name}: {remedy}");
 
             let start = reconcile(Some(&stored), &now, &slot, Lsn::new(900), &[SWITCH], true).unwrap();
