@@ -326,7 +326,9 @@ impl Metrics {
         all.relay.register("lag_seconds", oldest, computed(|of| Some(of.lag_seconds(now_us()))));
         let uptime = "Seconds since the start";
         all.slot.register("uptime_seconds", uptime, computed(|of| Some(of.started.elapsed().as_secs_f64())));
-        let build = [("version", env!("CARGO_PKG_VERSION").to_owned()), ("librdkafka", get_rdkafka_version().1)];
+        let commit = ("commit", option_env!("WALRELAY_COMMIT").unwrap_or_default().to_owned());
+        let build =
+            [("version", env!("CARGO_PKG_VERSION").to_owned()), ("librdkafka", get_rdkafka_version().1), commit];
         all.slot.register("build", "The program that runs", Info::new(build));
         let mut process = Registry::default();
         process.register_collector(Box::new(Process::default()));
