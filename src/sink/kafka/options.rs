@@ -33,6 +33,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "walrelay"),
     // Long enough to fill batches while draining, short enough not to be seen in the latency of one event.
     ("linger.ms", "1"),
+    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
+    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
+    ("max.in.flight", "1"),
     // Firewalls forget silent connections, and an idle outbox is silent.
     ("socket.keepalive.enable", "true"),
     // A topic that does not exist, and may not be made on the fly, is reported after 5 s instead of 30. A topic that brokers

@@ -25,10 +25,6 @@ const REFUSED: &[(&[&str], &str)] = &[
         "without it events behind a failed one would be published before it, so it is always `true`",
     ),
     (
-        &["max.in.flight", "max.in.flight.requests.per.connection"],
-        "the idempotent producer chooses the largest number that keeps the order",
-    ),
-    (
         &["message.timeout.ms", "delivery.timeout.ms"],
         "an event that expires leaves a gap which the events behind it have already passed, so events never expire",
     ),
