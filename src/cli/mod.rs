@@ -197,7 +197,7 @@ fn long_version() -> String {
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     #[command(flatten)]
-    pub options: demo::DemoArgs,
+    pub options: demo::DemoRun,
     #[command(flatten)]
     pub output: Output,
 }

@@ -47,7 +47,7 @@ const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// The flags of `walrelay demo`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct DemoArgs {
+pub struct DemoRun {
     /// How long to write
     #[arg(long, default_value = "20s", value_name = "DURATION", value_parser = seconds)]
     pub seconds: u64,
@@ -77,7 +77,7 @@ fn seconds(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the demo, and returns its outcome. Ctrl-C ends the run early and cleans up.
-pub(crate) async fn run(options: &DemoArgs) -> Result<Report> {
+pub(crate) async fn run(options: &DemoRun) -> Result<Report> {
     Box::pin(report(options, interrupted())).await
 }
 
@@ -95,7 +95,7 @@ async fn interrupted() {
 }
 
 /// Runs the demo until `interrupted` completes. A run that ended and did not verify is a report.
-async fn report(options: &DemoArgs, interrupted: impl Future<Output = ()>) -> Result<Report> {
+async fn report(options: &DemoRun, interrupted: impl Future<Output = ()>) -> Result<Report> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     // Brokers that outlive the run may hold topics of others: each run has its own types, and so its own topics.
     let types = TYPES.map(|kind| match options.brokers {
@@ -123,7 +123,7 @@ async fn report(options: &DemoArgs, interrupted: impl Future<Output = ()>) -> Re
     Ok(report)
 }
 
-async fn run_against(options: &DemoArgs, broker: &Broker, load: &workload::Settings) -> Result<Report> {
+async fn run_against(options: &DemoRun, broker: &Broker, load: &workload::Settings) -> Result<Report> {
     say("starting a private Postgres");
     let settings = postgres::Settings {
         bin: options.postgres_bin.clone(),
@@ -167,7 +167,7 @@ async fn run_against(options: &DemoArgs, broker: &Broker, load: &workload::Setti
 /// Waits for the end of the time to write, and tells the progress now and then. Returns the seconds that passed. Ends
 /// early where the relay or a writer has ended.
 async fn write(
-    options: &DemoArgs,
+    options: &DemoRun,
     writing: &Workload,
     relay: &AbortOnDropHandle<Result<()>>,
     consumer: &Consumer,
@@ -227,8 +227,8 @@ mod tests {
 
     use super::*;
 
-    fn options() -> DemoArgs {
-        DemoArgs { seconds: 1, writers: 3, aggregates: 10, rate: 200, brokers: None, postgres_bin: None, seed: Some(7) }
+    fn options() -> DemoRun {
+        DemoRun { seconds: 1, writers: 3, aggregates: 10, rate: 200, brokers: None, postgres_bin: None, seed: Some(7) }
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -242,7 +242,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn an_interrupted_run_ends_soon_and_is_not_verified() {
         const SECONDS: u64 = 600;
-        let options = DemoArgs { seconds: SECONDS, ..options() };
+        let options = DemoRun { seconds: SECONDS, ..options() };
         let started = Instant::now();
         let error = report(&options, tokio::time::sleep(Duration::from_secs(3))).await.unwrap_err();
         assert_eq!(error.kind(), Kind::NotVerified);
@@ -257,7 +257,7 @@ mod tests {
         #[derive(Parser)]
         struct Command {
             #[command(flatten)]
-            options: DemoArgs,
+            options: DemoRun,
         }
         let parse = |args: &[&str]| Command::try_parse_from([&["demo"], args].concat()).map(|command| command.options);
         let defaults = parse(&[]).unwrap();
