@@ -13,8 +13,7 @@ use crate::error::Error;
 use crate::event::Place;
 use crate::ledger::Ticket;
 use crate::position::Lsn;
-use crate::telemetry::otel::span::{Spans, TraceContext, event, failure};
-use crate::telemetry::otel::value::{integer, now, text};
+use crate::telemetry::otel::span::{Spans, TraceContext, event, failure, integer, now, text};
 
 /// Batches that wait for their end. While there are so many, the newest one grows: a large transaction is confirmed late.
 const SEALED_MAX: usize = 32;

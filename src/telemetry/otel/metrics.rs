@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint, Sum,
 };
 
-use super::value::text as attribute;
+use super::span::text as attribute;
 
 /// When a value was taken, and since when counters count; nanoseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy)]

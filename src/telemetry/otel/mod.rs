@@ -6,7 +6,6 @@
 mod client;
 mod metrics;
 pub(crate) mod span;
-pub(crate) mod value;
 
 use std::time::Duration;
 
@@ -22,8 +21,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::client::{Client, Failure};
 use self::metrics::{Period, metrics};
-use self::span::{QUEUE_SPANS, Spans};
-use self::value::{now, text};
+use self::span::{QUEUE_SPANS, Spans, now, text};
 use super::Telemetry;
 use crate::config::{OtelConfig, SlotName};
 use crate::error::Result;
@@ -40,9 +38,7 @@ pub(crate) struct Exporter {
 
 impl Exporter {
     /// Starts the task, and lets `telemetry` take spans.
-    ///
-    /// # Errors
-    /// [`Kind::Config`](crate::error::Kind::Config) where TLS cannot be set up.
+    /// Errors: [`Kind::Config`](crate::error::Kind::Config) where TLS cannot be set up.
     pub(crate) fn start(config: &OtelConfig, slot: &SlotName, telemetry: &mut Telemetry) -> Result<Exporter> {
         let (queue, spans) = Spans::new(slot, &telemetry.metrics.dropped_spans);
         telemetry.spans = Some(queue);

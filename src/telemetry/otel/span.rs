@@ -1,12 +1,14 @@
-//! Parts of spans, the trace context of an event, and the queue of spans.
+//! Parts of spans, attributes, the trace context of an event, and the queue of spans.
 
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
-use super::value::now;
+use crate::clock::now_us;
 
 /// The header with the trace context of an event: <https://www.w3.org/TR/trace-context/#traceparent-header>
 const TRACEPARENT: &str = "traceparent";
@@ -93,6 +95,23 @@ impl TraceContext {
     pub(crate) fn trace_id(&self) -> String {
         format!("{:032x}", self.trace_id)
     }
+}
+
+pub(crate) fn text(name: &str, value: impl Into<String>) -> KeyValue {
+    attribute(name, Value::StringValue(value.into()))
+}
+
+pub(crate) fn integer(name: &str, value: u64) -> KeyValue {
+    attribute(name, Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+fn attribute(name: &str, value: Value) -> KeyValue {
+    KeyValue { key: name.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+/// Nanoseconds since the Unix epoch.
+pub(crate) fn now() -> u64 {
+    u64::try_from(now_us()).unwrap_or_default().saturating_mul(1000)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use hyper_util::service::TowerToHyperService;
 use prost::Message as _;
 use tokio::net::TcpListener;
 
-use super::value::integer;
+use super::span::integer;
 use super::*;
 
 /// A collector that answers as it is told to.
