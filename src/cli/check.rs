@@ -225,9 +225,7 @@ impl Sampled<'_> {
     }
 
     /// Gives `take` the record of a row with these values of the outbox's columns.
-    ///
-    /// # Errors
-    /// [`Kind::Event`] for a row that `run` would not route.
+    /// Errors: [`Kind::Event`] for a row that `run` would not route.
     pub(super) fn routed<T>(&self, values: &[Option<String>], take: impl FnOnce(&Record<'_>) -> T) -> Result<T> {
         let Sampled { outbox, name, table } = self;
         let columns = outbox.columns.iter().map(|name| described(name, table)).collect();
@@ -254,9 +252,7 @@ impl Sampled<'_> {
 /// Reads the row with this id, or the newest, and tells why that one. The values have the text form that the stream would
 /// have: the simple protocol prints them with the output functions of their types, and a cast to text does not (`true` for
 /// `t`). Takes at most ten seconds for each of two attempts.
-///
-/// # Errors
-/// [`Kind::PostgresRefused`] where the role may not read the table.
+/// Errors: [`Kind::PostgresRefused`] where the role may not read the table.
 async fn read(session: &SqlSession, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Option<(Values, String)>> {
     session.run(READING, LIMIT).await?;
     let (select, name) = (sampled.select()?, sampled.name);

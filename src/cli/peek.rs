@@ -139,9 +139,7 @@ pub(super) struct Peek {
 impl Peek {
     /// Begins to read what the slot has now. With `notes`, without events that are delivered according to the stored
     /// position; adds what is not known of that.
-    ///
-    /// # Errors
-    /// [`Kind::SlotActive`] while another session has the slot, and those with which a relay would end.
+    /// Errors: [`Kind::SlotActive`] while another session has the slot, and those with which a relay would end.
     pub(super) async fn at_slot(subject: Subject, mut notes: Option<&mut Vec<String>>) -> Result<Peek> {
         let (source, facts) = (&subject.source, &subject.facts);
         judge_backlog(facts, &source.slot, &source.publication, &subject.outboxes)?;
@@ -201,9 +199,7 @@ impl Peek {
     }
 
     /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
-    ///
-    /// # Errors
-    /// Those of `take`, and those with which a session of a relay would end.
+    /// Errors: those of `take`, and those with which a session of a relay would end.
     pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
         let waited = self.turn(true, pending::<()>()).await;
         // What arrived before the end of the connection counts, and may name the reason.

@@ -266,10 +266,8 @@ impl Shown {
 }
 
 /// Counts the unpublished rows of tables that a relay polls because of `why`.
-///
-/// # Errors
-/// Those with which the relay would refuse to read a table; [`Kind::PositionMismatch`] where nothing tells which rows are
-/// published.
+/// Errors: those with which the relay would refuse to read a table; [`Kind::PositionMismatch`] where nothing tells
+/// which rows are published.
 async fn polled(subject: Subject, why: &str) -> Result<Report> {
     let (config, client) = (subject.relay?, subject.sql.client());
     let (source, mut outboxes) = (&config.source, config.outboxes.clone());

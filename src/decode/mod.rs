@@ -117,10 +117,8 @@ pub enum Other {
 /// Decodes one pgoutput payload, which must be one whole message of protocol version 1 and nothing else.
 ///
 /// Borrows values from `bytes`; allocates only for `R`, and never by a length the bytes merely declare.
-///
-/// # Errors
-/// [`DecodeError`] at the first byte that does not fit: unknown tags and kinds, short or trailing bytes, negative
-/// lengths, names that are not UTF-8, times beyond the range of microseconds since the Unix epoch.
+/// Errors: [`DecodeError`] at the first byte that does not fit: unknown tags and kinds, short or trailing bytes,
+/// negative lengths, names that are not UTF-8, times beyond the range of microseconds since the Unix epoch.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
     let mut cursor = Cursor::new(bytes);
     let message = match cursor.u8("a message's tag")? {

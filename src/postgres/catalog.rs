@@ -131,9 +131,7 @@ impl Table {
     }
 
     /// A column that has to exist; `name` is the table's.
-    ///
-    /// # Errors
-    /// [`Kind::Publication`] with the columns of the table.
+    /// Errors: [`Kind::Publication`] with the columns of the table.
     pub(crate) fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
         let there = self.columns.iter().map(|column| column.name.as_str());
         self.column(wanted).ok_or_else(|| no_column(name, wanted, there))

@@ -153,10 +153,8 @@ impl OwnTable {
     }
 
     /// Creates the table where it is missing, and makes sure that the role may use it.
-    ///
-    /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`] where another session
-    /// blocked it; those of the connection.
+    /// Errors: [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`] where another
+    /// session blocked it; those of the connection.
     pub(crate) async fn prepare(&self, client: &Client) -> Result<(), QueryError> {
         // The state comes first: creating a table that exists requires the privilege, too.
         match self.state(client).await?.as_str() {

@@ -71,9 +71,8 @@ impl WalSession<Transport> {
     /// Opens a walsender session named `walrelay/<slot>` with the first server of `info` that accepts one.
     ///
     /// Bounded by `connect_timeout` per server. Nothing is retried.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds; [`Kind::Publication`] where the server ignored a setting that decides the text of values.
+    /// Errors: [`fault`]'s kinds; [`Kind::Publication`] where the server ignored a setting that decides the text of
+    /// values.
     pub(crate) async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
         transport::connect(info, &WalLogin { info, config }).await
     }
@@ -217,9 +216,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
 }
 
 /// Checks that the server accepted a setting. Settings that do not decide the text of values pass.
-///
-/// # Errors
-/// [`Kind::Publication`]: the values of events would have another text.
+/// Errors: [`Kind::Publication`]: the values of events would have another text.
 pub(crate) fn check_parameter(name: &str, value: &str) -> Result<()> {
     let obeyed = match name {
         "client_encoding" => value == "UTF8",

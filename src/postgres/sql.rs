@@ -61,9 +61,7 @@ impl SqlSession {
     ///
     /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema, and statements have
     /// no time limit of their own. Bounded by `connect_timeout` per server. Nothing is retried.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
+    /// Errors: [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
     pub(crate) async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
         transport::connect(info, &SqlLogin { info, application_name }).await
     }

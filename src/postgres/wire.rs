@@ -101,9 +101,7 @@ impl Inbox {
     }
 
     /// Takes the next message, if it is complete.
-    ///
-    /// # Errors
-    /// [`FrameError`], as soon as the header is there, and again at every later call.
+    /// Errors: [`FrameError`], as soon as the header is there, and again at every later call.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let discarded = self.discard_bytes.min(self.end.saturating_sub(self.start));
         self.start += discarded;

@@ -78,7 +78,7 @@ pub struct Tail {
 
 impl DeliveredBefore {
     /// Events behind `stored` come again. Those that commit at or behind `until`, the end of the log when the slot became
-    /// ours, do not: nobody had them before. None where no outbox has headers for an event's id and place.
+    /// ours, do not: no relay had them before. None where no outbox has headers for an event's id and place.
     pub fn new(
         outboxes: &[OutboxConfig],
         server: &ServerIdentity,

@@ -272,7 +272,7 @@ const GONE_MAX: u32 = 3;
 /// is always empty. If the slot is lost, such events are lost with it, and the relay warns of that.
 #[derive(Debug, Default)]
 pub(super) struct RowsPersist {
-    /// The row of an event that was new at the last look: by now it is visible to everybody, if there is one.
+    /// The row of an event that was new at the last look: by now other sessions see it, if it exists.
     waiting: Option<RowId>,
     /// By outbox: rows in a row that were gone.
     gone: HashMap<usize, u32>,

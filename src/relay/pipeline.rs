@@ -145,7 +145,7 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
     }
 
-    /// Events that moved the position, whoever published them.
+    /// Events that moved the position, also those of an earlier process.
     fn events_delivered(&self) -> u64 {
         self.publisher.counts.acked + self.publisher.counts.delivered_before
     }

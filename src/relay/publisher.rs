@@ -839,7 +839,7 @@ fn of_trace(error: Error, trace_id: Option<String>) -> Error {
 /// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
 #[cold]
 fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. }: &Setup) {
-    /// Outboxes that were warned of: whoever writes such headers writes them into every row, and producers come and go.
+    /// Outboxes with a warning: a writer of such headers writes them into every row, and a producer does not live long.
     static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
     let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
     if WARNED.lock().insert((slot.to_string(), outbox.clone())) {

@@ -146,7 +146,7 @@ impl ReplicationLoop<'_> {
                 return leaving.with;
             }
             if self.session.stream.is_busy(rest.is_some()) {
-                // Nothing in this loop may have to wait for anything, and everybody else shares the thread.
+                // This loop may find every input ready, and all other tasks share the thread.
                 tokio::task::yield_now().await;
             }
             let input = self.next_input(self.wake_at(now, feedback), rest, gathers).await;
@@ -470,7 +470,7 @@ impl ReplicationLoop<'_> {
             Verdict::Over { retained, max } => Some((retained, max)),
             Verdict::Within | Verdict::GiveUp => None,
         });
-        // Without that, nobody would know what was published.
+        // Without that, the published rows would not be known.
         let stored = self.pipeline.confirm.stored_position();
         if verdict == Verdict::GiveUp
             && self.shared.leaving.is_none()

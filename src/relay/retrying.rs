@@ -301,7 +301,7 @@ impl RetryRun<'_> {
                 if began.elapsed() > LONG && self.shared.known.tried.lock().was_blocked(head.id) {
                     break;
                 }
-                // An attempt may take long, and whoever asks for a drop waits for it.
+                // An attempt may take long, and a requested drop waits for it.
                 if looked.elapsed() > LOOK_INTERVAL {
                     self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
                     looked = Instant::now();
@@ -556,7 +556,7 @@ impl RetryRun<'_> {
         }
     }
 
-    /// Nobody listens any more where the session has ended.
+    /// After the end of the session, reports are dropped.
     fn report(&self, report: RetryReport) {
         self.to.send(report).unwrap_or_default();
     }

@@ -1,8 +1,8 @@
 //! The opening of a session: from the first look at Postgres to the slot, or to the lease on the table.
 //!
-//! The order is load-bearing. First the slot, owned by streaming from it, or the lease on the table: it decides which relay may
+//! The order matters. First the slot, owned by streaming from it, or the lease on the table: it decides which relay may
 //! be at work. Then the producer, which with exactly-once fences that of the relay before and aborts its transaction. *Then*
-//! the stored position, which nobody can change any more. Read before, it could be that of a relay that continued: duplicates.
+//! the stored position, which no other relay can change any more. A position that was read before could be too old: duplicates.
 //!
 //! With exactly-once the committed position is exact. The tails of topics say nothing beyond it: they have records of aborted
 //! transactions, and to skip events because of those would lose them.
@@ -190,7 +190,7 @@ impl Owned<'_> {
         let Owned { config, facts, server, history, control, marker } = self;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let (mut store, loaded) = read_position(config, producer, control, known).await?;
-        // Of the time since the slot is ours: whoever had it before may have continued while this one connected.
+        // Read again now that the slot is ours: its previous relay may have continued while this one connected.
         let now = control.wal_position().await?;
         let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let slot = slot_now(config, facts, confirmed_flush);

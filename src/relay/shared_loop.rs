@@ -1,8 +1,8 @@
 //! The part of both loops that does not depend on the source of events.
 //!
 //! [`super::replication`] streams the slot, [`super::table_loop`] reads a table. Each is one `biased` select that yields an
-//! input, and a method that handles it. [`SharedLoop::next`] comes before the source in both, and after the ends of jobs,
-//! which only the stream has. [`SharedLoop::handle`] handles what it yields. It waits for, most urgent first:
+//! input, and a method that handles the input. [`SharedLoop::next`] comes before the source in both, and after the ends of
+//! jobs, which only the stream has. [`SharedLoop::handle`] handles its inputs. They are, most urgent first:
 //!
 //! 1. a stop: nothing else matters more;
 //! 2. the clock: status updates are never late, whatever else is going on (P5);
@@ -351,7 +351,7 @@ impl KafkaWatch {
 
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// The job, which ends once: whoever waits for it again waits for ever.
+/// The job, which ends once: a further wait for it does not end.
 fn fused<T>(job: impl Future<Output = T> + Send + 'static) -> Fuse<Job<T>> {
     let job: Job<T> = Box::pin(job);
     job.fuse()

@@ -45,7 +45,7 @@ struct Guarded {
     beside: Option<SinkHandle>,
 }
 
-/// The same for a producer beside the loop's own. Whoever has one sends nothing without [`StallGuard::check`].
+/// The same for a producer beside the loop's own. Its owner sends nothing without [`StallGuard::check`].
 #[derive(Debug, Clone)]
 pub(super) struct StallGuard(Arc<Beat>);
 

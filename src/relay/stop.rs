@@ -31,7 +31,7 @@ pub struct StopSignal(watch::Receiver<Asked>);
 #[derive(Debug, Clone)]
 pub struct Stopper(watch::Sender<Asked>);
 
-/// A pair: whoever holds the first can stop whoever listens to the second.
+/// A pair: the first requests stops, and the second hears of them.
 pub(crate) fn stop_channel() -> (Stopper, StopSignal) {
     let (sender, receiver) = watch::channel(Asked { stop: Stop::No, since: None });
     (Stopper(sender), StopSignal(receiver))

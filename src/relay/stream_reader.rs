@@ -119,15 +119,16 @@ impl StreamReader {
     }
 }
 
-/// How soon to read again. The walsender sends each row by itself, and for each transaction of somebody else's it may send
-/// a keepalive: waking a sleeping reader for every one of them costs both sides more than what is read.
+/// How soon to read again. The walsender sends each row by itself, and may send a keepalive for each transaction of other
+/// tables. To wake a sleeping reader for each of them costs both sides more than the read.
 ///
-/// - Reads that follow each other at once mean a backlog: the next one waits for half a millisecond, and gets more for
-///   less. That goes on while it gets much; where it does not, the rest was not worth its latency.
-/// - Read after read of a little without an event means a busy neighbour: the next one waits for longer, and for longer still
-///   once the outbox has been idle for a while. The first event ends that.
+/// - Several reads without a pause mean a backlog. The next read waits for half a millisecond, and gets more bytes for one
+///   wake-up. The waits go on while they bring many bytes; otherwise they are not worth their latency.
+/// - Several small reads without an event mean that other tables are busy. The next read waits for longer, and for longer
+///   still once the outbox has been idle for a while. The first event ends that.
 ///
-/// Bytes that come meanwhile wait in the socket. Read bytes are taken in at once; of a backlog a read batch is gathered first.
+/// Bytes that arrive meanwhile wait in the socket. Read bytes are taken in at once; in a backlog, a read batch is gathered
+/// first.
 #[derive(Debug)]
 pub(super) struct ReadPacer {
     last_read: Instant,

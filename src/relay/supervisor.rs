@@ -373,7 +373,7 @@ impl Relay {
 
     // Stand-by: another relay has the slot, or its table.
 
-    /// Waits until nobody has the slot or the table, or until told to stop. Says once for each holder who it is.
+    /// Waits until no relay has the slot or the table, or until told to stop. Logs each holder once.
     ///
     /// As soon as another relay is seen there, what this one has in flight is given up.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {

@@ -389,7 +389,7 @@ impl Work<'_> {
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
                 let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
-                // Making a slot waits for whoever is under way, and nothing is published meanwhile. One look alone does not count.
+                // The creation of a slot waits for open transactions, and nothing is published meanwhile. One look is not enough.
                 let before = held_by.replace(oldest);
                 let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
                 if !waits && can_have_slot(self.reader.client(), self.config).await? {

@@ -410,7 +410,7 @@ pub(super) struct PublishedRows {
     /// Published rows, and below which transaction they were written.
     published: HashMap<RowId, u64>,
     scanned: Vec<RowId>,
-    /// The rows of this scan are of transactions below this one; none while nobody polls.
+    /// The rows of this scan are of transactions below this one; none without a poller.
     xmax: Option<u64>,
 }
 

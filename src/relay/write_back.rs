@@ -132,7 +132,7 @@ impl WriteBacks {
         [acked, failed, parked]
     }
 
-    /// Nobody knows whether the batch in progress was written: the next one begins with it.
+    /// It is not known whether the batch in progress was written: the next one begins with it.
     pub(super) fn abandon(&mut self) {
         (self.in_progress, self.refused) = (0, false);
     }

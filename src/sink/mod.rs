@@ -57,7 +57,7 @@ pub enum Delivery {
     Acked(Ticket),
     /// It was sent apart, and the broker refuses it for what it is. The producer goes on.
     Refused(Ticket, Error),
-    /// It was not delivered, or nobody can tell. The producer is finished: nothing behind this record may count.
+    /// It was not delivered, or that is not known. The producer is finished: no later record may count.
     Failed(Ticket, Error),
 }
 

@@ -193,9 +193,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     }
 
     /// Queues a status update where one is due. Gives when to look again; none where one was queued.
-    ///
-    /// # Errors
-    /// The server fell silent (P5).
+    /// Errors: the server fell silent (P5).
     pub(crate) fn answer(&mut self, feedback: &mut Feedback, now: Instant, confirmed: Lsn) -> Result<Option<Instant>> {
         match feedback.action(now, confirmed) {
             Action::Wait(until) => Ok(Some(until)),

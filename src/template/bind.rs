@@ -82,9 +82,7 @@ impl Bound {
     }
 
     /// The value for a row; `None` is NULL. Allocates only where it is put together: a column as it is need not be UTF-8.
-    ///
-    /// # Errors
-    /// [`RenderError`]: which value is not what the template needs.
+    /// Errors: [`RenderError`]: which value is not what the template needs.
     pub(crate) fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
         if let Some(place) = self.column() {
             return Ok(values.value(place).map(Cow::Borrowed));
@@ -107,9 +105,7 @@ impl Bound {
 
     /// Appends the value for a row as JSON: a `json` or `jsonb` column and a member of one as they stand, numbers and
     /// truth values as such, NULL as `null`, everything else as a string.
-    ///
-    /// # Errors
-    /// [`RenderError`]: which value is not what the template needs.
+    /// Errors: [`RenderError`]: which value is not what the template needs.
     pub(crate) fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
         let [Part::Field(field)] = self.parts.as_slice() else {
             let rendered = self.render(values)?;

@@ -151,11 +151,9 @@ impl Sweeper {
 /// It begins at `after`, the latest time of the previous batch. If it finds `batch_rows` rows, there may be more.
 ///
 /// Leaves locked rows for a later batch. The session must be [`bound`], and `published` that of this table and server.
-///
-/// # Errors
-/// [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the `GRANT`;
-/// [`Kind::Config`] for an invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows;
-/// [`Kind::PostgresUnreachable`] where another session locks the whole table; those of the connection.
+/// Errors: [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the
+/// `GRANT`; [`Kind::Config`] for an invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the
+/// rows; [`Kind::PostgresUnreachable`] where another session locks the whole table; those of the connection.
 pub(crate) async fn sweep(
     client: &Client,
     sweeper: &Sweeper,
@@ -471,9 +469,8 @@ struct Here {
 }
 
 /// The published rows of the table with this OID, by the stored state of a relay.
-///
-/// # Errors
-/// [`Kind::PositionMismatch`] for another server, timeline or table, or while rows are still being read; of the connection.
+/// Errors: [`Kind::PositionMismatch`] for another server, timeline or table, or while rows are still being read; of the
+/// connection.
 pub(crate) async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
     judge(&here(client).await?, stored, table_oid)
 }

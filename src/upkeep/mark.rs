@@ -284,9 +284,7 @@ impl Marker {
     }
 
     /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns their number.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`], and those of `outbox.pending`.
+    /// Errors: as [`Marker::waiting`], and those of `outbox.pending`.
     pub(crate) async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
         let asked = self.asks().find(|(of, _)| *of == outbox);

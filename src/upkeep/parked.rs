@@ -460,9 +460,8 @@ struct Left {
 }
 
 /// Checks that a relay of this configuration would deliver all parked events of the slot.
-///
-/// # Errors
-/// [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT; those of the connection.
+/// Errors: [`Kind::Config`] where it would leave events behind; [`Kind::PostgresRefused`] with the GRANT; those of the
+/// connection.
 pub(crate) async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
     match (PARKED.state(client).await?.as_str(), parks) {

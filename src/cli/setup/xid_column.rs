@@ -62,9 +62,7 @@ pub(crate) async fn extend(
 }
 
 /// The column's name.
-///
-/// # Errors
-/// Both names are taken by columns that hold something else.
+/// Errors: both names are taken by columns that hold something else.
 pub(crate) fn wanted(name: &TableName, table: &Table) -> Result<String> {
     if let Some(there) = table.xid_column() {
         return Ok(there.name.clone());

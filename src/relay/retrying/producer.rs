@@ -130,7 +130,7 @@ impl<'a> RetryProducer<'a> {
             Some(sink) => sink,
             None => {
                 let config = self.config.clone();
-                // Files are read for it, and everybody else shares the thread.
+                // Files are read for it, and all other tasks share the thread.
                 let made = spawn_blocking(move || AnySink::connect(&config)).await;
                 made.map_err(|error| Error::new(Kind::Bug, error))??
             }

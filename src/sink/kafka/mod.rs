@@ -1,12 +1,12 @@
 //! [`Sink`] on librdkafka. Nothing outside of this module knows librdkafka.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `producer` | librdkafka's producers and the task that probes them, transactions, a handle for the position |
 //! | `context` | librdkafka's callbacks: delivery reports, errors, log lines |
 //! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
-//! | `options`, `properties` | what librdkafka is told, and what nobody may tell it |
-//! | `faults` | error code to what becomes of the relay |
+//! | `options`, `properties` | librdkafka's properties, and those that an operator may not set |
+//! | `faults` | the error for each code of librdkafka |
 //! | `connection` | whether Kafka answers |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
 //! | `cluster` | what the brokers say about themselves and about topics, for `walrelay doctor` |

@@ -74,7 +74,7 @@ const CONNECTION_PREFIXES: &[&str] = &[
 /// Who a transactional producer is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transactional {
-    /// `transactional.id`: the same for every relay of a slot, and for nobody else.
+    /// `transactional.id`: the same for all relays of a slot, and for these only.
     pub id: String,
     /// `transaction.timeout.ms`: the coordinator gives up a transaction that is open for longer.
     pub timeout: Duration,

@@ -1,4 +1,4 @@
-//! librdkafka's producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
+//! librdkafka's producer: owned by the sink, and lent to the position store.
 //!
 //! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time, idle or not. In the last millisecond of each poll it asks
 //! the clock without a pause, which takes a hundredth of a core. Here a producer is polled only while records are in
@@ -236,7 +236,7 @@ impl Inner {
 
     /// Waits for the acks of the transaction's records, then commits. Blocks.
     ///
-    /// On an error the producer takes no further records: nobody knows what became of the transaction.
+    /// On an error the producer takes no further records: the outcome of the transaction is not known.
     fn commit_transaction(&self) -> Result<()> {
         let of = self.options().transactional.as_ref();
         let deadline = Instant::now() + of.ok_or_else(|| Error::new(Kind::Bug, "no transactions here"))?.timeout;
