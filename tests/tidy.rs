@@ -454,6 +454,34 @@ fn the_glossary_has_at_most_forty_terms() {
 }
 
 #[test]
+fn an_event_passes_no_more_files_than_allowed_and_each_of_them_exists() {
+    let page = read("docs/explanation/architecture.md");
+    let (_, walk) = page.split_once("\n## One event, file by file\n").unwrap();
+    let (walk, _) = walk.split_once("\n## ").unwrap();
+    let (mut folder, mut passed, mut wrong) = (String::new(), BTreeSet::new(), Vec::new());
+    let mut counts = Vec::new();
+    for table in walk.split("\nThe path from ").skip(1) {
+        for row in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| step ")) {
+            for name in cells(row)[1].split(", ").map(|name| name.trim_matches('`')) {
+                let path = match name.rsplit_once('/') {
+                    Some((of, _)) => {
+                        of.clone_into(&mut folder);
+                        format!("src/{name}")
+                    }
+                    // A name without a folder is in the folder before it.
+                    None => format!("src/{folder}/{name}"),
+                };
+                wrong.extend((!root().join(&path).exists()).then(|| path.clone()));
+                passed.insert(path);
+            }
+        }
+        counts.push(passed.len());
+    }
+    none("files that do not exist", wrong);
+    assert!(counts.len() == 2 && counts[0] <= 18 && counts[1] <= 28, "{counts:?}: {passed:?}");
+}
+
+#[test]
 fn every_header_is_documented() {
     let (page, constant) = (read("docs/reference/headers.md"), Regex::new(r#"_HEADER: &str = "([^"]+)""#).unwrap());
     let sources = files("src", &[".rs"]);
