@@ -18,7 +18,7 @@ use tokio_postgres::config::ChannelBinding;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-/// What walrelay does with a keyword of a connection, and with its variable.
+/// The use of a keyword of a connection, and of its variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Reads,
@@ -320,7 +320,7 @@ impl Settings {
                 .take(name, *usage, value)
                 .map_err(|why| bad(format_args!("{key} of the Postgres connection cannot be used")).remedy(why));
         }
-        // What looks like a key may be a piece of a password that was not escaped.
+        // An unknown key may be a piece of a password that was not escaped.
         let plain = key.len() <= 32 && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let shown = if plain { key } else { "(not shown)" };
         Err(bad(format_args!("the Postgres connection has an unknown key: {shown}"))

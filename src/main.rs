@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let outcome = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(dispatch(&cli, &typed));
-            // What still runs in the background has nothing left to do that anybody waits for.
+            // Background tasks have no work left that the command waits for.
             runtime.shutdown_background();
             outcome
         }

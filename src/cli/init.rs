@@ -85,7 +85,7 @@ fn setup_refusal(name: &TableName, table: &Table) -> Option<String> {
     refusal("setup", can_be_streamed(name, &streamed).and_then(|()| plan::is_owned(name, table)))
 }
 
-/// What `command` will say of the table, if it refuses the table.
+/// The refusal of the table by `command`, if it refuses the table.
 fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
     let error = judged.err()?;
     Some(format!("`walrelay {command}` will refuse the table: {}", plan::with_remedy(&error)))

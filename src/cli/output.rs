@@ -1,4 +1,4 @@
-//! What commands print, ask, and how they end.
+//! The output, the questions and the ends of commands.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};

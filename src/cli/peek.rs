@@ -202,7 +202,7 @@ impl Peek {
     /// Errors: those of `take`, and those with which a session of a relay would end.
     pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
         let waited = self.turn(true, pending::<()>()).await;
-        // What arrived before the end of the connection counts, and may name the reason.
+        // Messages that arrived before the end of the connection count, and may name the reason.
         let is_over = self.take(take)?;
         waited.map(|_| !is_over)
     }
@@ -241,7 +241,7 @@ impl Peek {
         drop(self.stream.finish(last, Instant::now() + END_TIMEOUT).await);
     }
 
-    /// What the server may forget: nothing of a relay's slot, everything of the slot that ends with the session.
+    /// The LSN that is confirmed: none to a relay's slot, the newest to the slot that ends with the session.
     fn confirmed(&self) -> Lsn {
         if self.until.is_some() { Lsn::ZERO } else { self.stream.received() }
     }

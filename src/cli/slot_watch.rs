@@ -153,7 +153,7 @@ impl SlotWatch {
         Ok(SlotWatch { source: source.clone(), counts, telemetry, is_alone, session: None, logged: None })
     }
 
-    /// Looks for as long as this is driven. What cannot be read is not exposed.
+    /// Looks for as long as this is driven. A value that cannot be read is not exposed.
     pub(super) async fn keep_looking(&mut self) -> Infallible {
         loop {
             let began = Instant::now();

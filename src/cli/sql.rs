@@ -22,7 +22,7 @@ use crate::suggest::ordering;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockDifference {
     pub ahead_us: i64,
-    /// What the time of the question leaves open.
+    /// The part that the time of the question leaves open.
     pub open_us: i64,
 }
 

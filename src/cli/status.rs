@@ -117,7 +117,7 @@ fn clock() -> String {
     jiff::Timestamp::from_microsecond(now_us()).map(|now| format!("{now:.0}")).unwrap_or_default()
 }
 
-/// What the server shows of the slot, without a judgement and without parked events.
+/// The slot as the server shows it, without a judgement and without parked events.
 pub(super) async fn look(session: &SqlSession, slot: &SlotName) -> Result<Report> {
     let (class, key) = lease::keys(slot);
     let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];

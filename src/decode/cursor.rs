@@ -12,7 +12,7 @@ pub struct DecodeError {
     pub problem: Problem,
 }
 
-/// What is wrong at the offset of a [`DecodeError`].
+/// The fault at the offset of a [`DecodeError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     #[error("wants {wanted} bytes and {left} are left")]

@@ -284,7 +284,7 @@ impl<'a> Tuple<'a> {
         for _ in 0..columns {
             value(cursor)?;
         }
-        // What is read is a prefix of what was there, so the difference is its length.
+        // The read part is a prefix of the rest, so the difference is its length.
         let length = before.len().saturating_sub(cursor.rest().len());
         let bytes = before.get(..length).unwrap_or_default();
         Ok(Tuple { columns, bytes })

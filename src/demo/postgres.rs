@@ -1,4 +1,4 @@
-//! A private Postgres: its own directory, its own port, gone when it is dropped. What starts and stops it blocks.
+//! A private Postgres: its own directory, its own port, gone when it is dropped. Its start and its stop block.
 
 use std::env;
 use std::ffi::OsString;
@@ -54,7 +54,7 @@ logging_collector = off
 log_timezone = UTC
 ";
 
-/// What the server should be like.
+/// The settings of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// Directory of `postgres` and `initdb`; searched for where `None`.

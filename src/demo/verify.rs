@@ -129,7 +129,7 @@ pub struct Verdict {
     pub committed: u64,
     /// Of those, how many arrived.
     pub delivered: u64,
-    /// What is wrong.
+    /// The defects.
     pub findings: Findings,
     /// From commit to arrival of each event's first delivery, microseconds, ascending; empty where the server does not
     /// keep commit times.
@@ -238,7 +238,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// What follows from the verdict; the rest is empty.
+    /// The fields that follow from the verdict; the rest is empty.
     pub(super) fn new(verdict: &Verdict) -> Self {
         let findings = verdict.findings.clone();
         Report {

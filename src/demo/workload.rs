@@ -106,7 +106,7 @@ impl Settings {
     }
 }
 
-/// What was written so far. A commit whose answer was lost is in none of them: the outbox itself is the truth.
+/// Counts of written events. A commit whose answer was lost is in none of them: only the outbox is exact.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Transactions committed.
@@ -174,7 +174,7 @@ impl Workload {
         Workload { counts, stop, writers }
     }
 
-    /// What was written so far.
+    /// Counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -300,7 +300,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What a transaction does to one aggregate; gives the number of events that are left of it.
+    /// The step of a transaction for one aggregate; gives the number of events that are left of it.
     async fn step(&mut self, session: &Session, aggregate: usize) -> std::result::Result<u64, tokio_postgres::Error> {
         let client = &session.client;
         let events = match self.rng.u8(0..100) {

@@ -95,7 +95,7 @@ impl Event<'_> {
         self.row.get(0).unwrap_or_default()
     }
 
-    /// What names its row.
+    /// The identity of its row.
     pub fn row_id(&self) -> RowId {
         let mut key = Vec::new();
         self.row.write_key(&mut key);

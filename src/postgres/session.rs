@@ -73,7 +73,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
         }
     }
 
-    /// What the server reports for a setting of the start-up packet; empty where it reports nothing. Others are not kept.
+    /// The server's report of a setting of the start-up packet; empty without a report. Other settings are not kept.
     pub(crate) fn parameter(&self, name: &str) -> &str {
         self.parameters.get(name).map_or("", String::as_str)
     }

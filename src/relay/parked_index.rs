@@ -396,7 +396,7 @@ mod tests {
         for later in [at(200, 3, Slot), at(200, 4, Slot), at(250, 0, Slot), at(400, 0, Slot), at(100, 0, Table)] {
             assert!(is_blocked(&parking, &later), "{later:?}");
         }
-        // What was read from the table may be of any time.
+        // Rows that were read from the table may be of any time.
         parking.park(ParkedRef { row: row(2), ..at(500, 0, Table) }).unwrap();
         assert!(is_blocked(&parking, &at(100, 0, Slot)));
     }
@@ -422,7 +422,7 @@ mod tests {
         parking.release(&at(200, 0, Slot));
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
 
-        // What was read from the table had committed by then.
+        // Rows that were read from the table had committed by then.
         parking.park(at(500, 3, Table)).unwrap();
         assert!(holds(&parking, &at(499, 0, Slot)) && holds(&parking, &at(900, 0, Table)));
         assert!(!holds(&parking, &at(500, 0, Slot)));

@@ -93,7 +93,7 @@ impl StreamReader {
     /// The inputs that the next wait may yield, where there is `room` for events or none.
     pub(super) fn prepare(&mut self, room: bool, rests: bool) -> Readiness {
         let has_more = room && self.has_more;
-        // What waits in a full Unix socket keeps the walsender waiting. There is room for it beside what was left for this turn.
+        // A full Unix socket keeps the walsender waiting. Its bytes fit beside those that were left for this turn.
         let reads = room && !rests && (!has_more || self.wal.buffered_bytes() < READ_BATCH_BYTES);
         if !reads || self.pacer.is_backlog() {
             self.wal.unwatch();
@@ -171,7 +171,7 @@ impl ReadPacer {
         self.ready_since.get_or_insert(now);
     }
 
-    /// `bytes` were read, and so many are not taken in by now. What was taken in had `events` in all.
+    /// `bytes` were read, and so many are not taken in by now. The others had `events` in all.
     fn read(&mut self, now: Instant, bytes: usize, buffered_bytes: usize, events: u64) {
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;

@@ -3,7 +3,7 @@
 //! The position alone says nothing: the same LSN is another place on another server, after a restored backup or on
 //! another timeline, and a slot that was recreated begins behind events nobody relayed. Postgres notices none of it:
 //! a start point beyond the slot is taken as it is, and one behind it is moved forward with a line in its own log
-//! (<https://www.postgresql.org/docs/current/protocol-replication.html>). What cannot be noticed here: a restored
+//! (<https://www.postgresql.org/docs/current/protocol-replication.html>). Not noticed here: a restored
 //! copy of the same server that has since written as much WAL as the original had.
 
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
@@ -335,7 +335,7 @@ fn ends_beyond(position: &Position, end: Lsn) -> bool {
     position.end_lsn > end || position.partial.is_some_and(|partial| partial.commit_lsn >= end)
 }
 
-/// What of `position` lies on the timeline that was left at `switch_lsn`; record boundaries do not straddle a switch.
+/// The part of `position` on the timeline that was left at `switch_lsn`; record boundaries do not straddle a switch.
 fn clamped(position: Position, switch_lsn: Lsn) -> Position {
     if ends_beyond(&position, switch_lsn) { Position::at(position.end_lsn.min(switch_lsn)) } else { position }
 }

@@ -115,7 +115,7 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
     verify(admin, topic, &seen, is_new.then_some(deadline))
 }
 
-/// What one of the brokers answers, each asked in its turn once, and then up to `until`: a broker may know nothing of a
+/// The answer of one of the brokers, each asked in its turn once, and then up to `until`: a broker may know nothing of a
 /// topic that was just made, and librdkafka's client says the same of that as of a missing right.
 fn asked<T, E>(
     brokers: &[i32],
@@ -235,7 +235,7 @@ fn newest(options: Options, topic: &str, key: &str) -> Result<Option<Stored>> {
 
 /// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
 ///
-/// Relays share the topic. What one has committed behind a transaction that another has open is hidden until that ends,
+/// Relays share the topic. Records behind the open transaction of another relay are hidden until that transaction ends,
 /// and an older record of ours is not to be taken for the newest.
 fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     let began = Instant::now();

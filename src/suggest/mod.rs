@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Form};
 use crate::template::Template;
 
-/// What is known beside the columns: settings, and what `setup` says of the table.
+/// Facts beside the columns: settings, and the judgement of `setup` on the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     /// A connection string without a password.
@@ -39,7 +39,7 @@ pub(crate) struct Known {
 pub(crate) struct Suggestion {
     pub toml: String,
     pub columns: Vec<ColumnUse>,
-    /// What the operator has to know before the next step.
+    /// Warnings to the operator before the next step.
     pub warnings: Vec<String>,
 }
 

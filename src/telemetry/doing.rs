@@ -1,4 +1,4 @@
-//! What the relay is doing, in words: for the status page and for systemd.
+//! The relay's present work in words, for the status page and for systemd.
 
 use super::health::{HELD_BACK, stalled_fix};
 use super::{NotReady, Side, Telemetry};
@@ -30,7 +30,7 @@ impl Doing {
                 (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
             }
             Some(reason @ (NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping)) => {
-                // What keeps a relay from its work at the start is the newest error.
+                // The newest error keeps a relay from its work at the start.
                 let failure = telemetry.failures.newest().filter(|_| reason == NotReady::Starting);
                 let note = failure.map(|failure| match failure.remedy {
                     Some(remedy) => format!("{}. Fix: {remedy}.", failure.what),

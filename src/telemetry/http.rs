@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may take: one that cannot be held open is worth a few kilobytes, a few seconds and one request.
+/// The limits of a client: a connection that cannot be held open gets a few kilobytes, a few seconds and one request.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     /// Connections at a time; further ones wait in the listen queue.

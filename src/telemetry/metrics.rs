@@ -144,7 +144,7 @@ metrics! {
     pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
 }
 
-/// What the server shows of a slot and its rows at one moment; none where a value is not known.
+/// The state of a slot at one moment, as the server shows it; none where a value is not known.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SlotState<'a> {
     /// Whether a relay streams from the slot.
@@ -305,7 +305,7 @@ const OUTCOME: &str = "outcome";
 const KIND: &str = "kind";
 const OUTBOX: &str = "outbox";
 
-/// What became of the events of rows that were written to.
+/// The outcomes of events whose rows were written to.
 const OUTCOMES: [&str; 3] = ["acked", "failed", "parked"];
 
 impl Metrics {

@@ -78,7 +78,7 @@ impl ServiceManager {
         if is_stopping || !self.was_ready {
             states.push(NotifyState::ExtendTimeoutUsec(EXTENSION_US));
         }
-        // While it streams, the loop itself reports. What comes before a stream may be one long query.
+        // While it streams, the loop itself reports. The time before a stream may be one long query.
         let is_stuck = self.telemetry.metrics.is_streaming() && matches!(reason, Some(NotReady::Silent(_)));
         if self.watchdog.is_some() && !is_stuck {
             states.push(NotifyState::Watchdog);

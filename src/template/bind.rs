@@ -30,7 +30,7 @@ pub struct UnknownColumn {
 pub struct RenderError {
     pub template: String,
     pub place: usize,
-    /// What it should be: UTF-8 text, JSON, a timestamp.
+    /// The expected form: UTF-8 text, JSON, a timestamp.
     pub needed: &'static str,
 }
 

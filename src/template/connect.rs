@@ -382,7 +382,7 @@ impl Moment {
     }
 }
 
-/// What Debezium makes of `infinity` and `-infinity`.
+/// Debezium's values for `infinity` and `-infinity`.
 struct Endless {
     moment: Moment,
     days: i64,

@@ -1,7 +1,7 @@
 //! The JSON in a text, written as `JsonConverter` writes what `table.expand.json.payload` made of it.
 //!
 //! Debezium infers a schema and fills it: members without a value go, elements of an array become alike, numbers are
-//! of 32 or 64 bits or `double`. What it cannot infer a schema for stays a text.
+//! of 32 or 64 bits or `double`. A value without an inferred schema stays a text.
 //!
 //! Two things are not as there. Debezium has the schemas of an array's objects in a `HashSet`, in the order of hash codes
 //! that include those of an `enum`, which each start of Java chooses anew: `JsonSchemaData.toConnectSchemaWithCycles`,
@@ -36,7 +36,7 @@ enum Node<'j> {
     Object(Vec<(Cow<'j, str>, Node<'j>)>),
 }
 
-/// What the objects and arrays in one place consist of. All elements of an array are in one place.
+/// The parts of the objects and arrays in one place. All elements of an array are in one place.
 #[derive(Default)]
 struct Layout<'n> {
     /// The members of all objects, by name.
@@ -58,7 +58,7 @@ pub(super) fn expand(text: &str, nulls: bool) -> Result<String, &'static str> {
     let mut layout = Layout::default();
     layout.add(&node, nulls);
     let mut json = String::with_capacity(text.len());
-    // What is only escaped has no more than three times the bytes.
+    // Escapes alone make no more than three times the bytes.
     node.write(&layout, BYTES_MAX.max(text.len().saturating_mul(3)), &mut json)?;
     Ok(json)
 }
@@ -146,7 +146,7 @@ impl Node<'_> {
         }
     }
 
-    /// What has to be the same of the elements of an array: `JsonSchemaData.getFirstArrayElement`.
+    /// The part that all elements of an array must share: `JsonSchemaData.getFirstArrayElement`.
     fn schema_type(&self) -> &'static str {
         match self {
             Node::Text(_) => "STRING",
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(expand(&far_too_deep, false), Ok(quoted(&far_too_deep)));
     }
 
-    /// What comes of a text: itself, itself as a JSON string, or this.
+    /// The result for a text: itself, itself as a JSON string, or this.
     const SAME: &str = "same";
     const STRING: &str = "string";
 

@@ -1,4 +1,4 @@
-//! What can be done to a value on its way into a template.
+//! Functions of templates.
 
 use std::borrow::Cow;
 

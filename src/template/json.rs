@@ -17,7 +17,7 @@ pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j
     raw_member(text, path)?.map_or(Ok(None), text_of)
 }
 
-/// What a JSON value is as text: a string unquoted, nothing for `null`, anything else as it stands.
+/// A JSON value as text: a string unquoted, nothing for `null`, anything else unchanged.
 pub(crate) fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, Error> {
     Ok(match raw {
         "null" => None,

@@ -1,6 +1,6 @@
 //! The plan of `setup`: the statements that create the missing objects, made from facts without I/O.
 //!
-//! What will exist after the statements is judged as a relay judges it at its start.
+//! The result of the statements is judged as a relay judges it at its start.
 
 use serde::Deserialize;
 use tokio_postgres::Client;
@@ -42,7 +42,7 @@ impl<'a> Wanted<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub facts: Facts,
-    /// What the server can still take. The same for all outboxes, but for the schema.
+    /// The free capacity of the server. The same for all outboxes, but for the schema.
     pub capacity: Capacity,
     pub outboxes: Vec<OutboxTable>,
 }

@@ -396,7 +396,7 @@ impl ParkedCount {
         })
     }
 
-    /// What happens to the events after the slot is dropped; none if there are no events.
+    /// The fate of the events after the slot is dropped; none if there are no events.
     pub(crate) fn stay_behind(&self, slot: &SlotName) -> Option<String> {
         let events = counted(u64::try_from(self.events?).ok().filter(|events| *events > 0)?, "event");
         Some(format!(

@@ -236,12 +236,12 @@ pub(crate) fn kind(code: RDKafkaErrorCode) -> Kind {
     find(code).map_or(Kind::KafkaUnreachable, |fault| fault.kind)
 }
 
-/// What a code means of a record. One that did not choose its partition was given one the topic had: what is gone is the topic.
+/// The meaning of a code for a record. A record that chose no partition was given one of the topic: the topic is gone.
 pub(crate) fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
     if code == UnknownPartition && !chosen { UnknownTopic } else { code }
 }
 
-/// What a code means of a partition that the topic was seen to have. librdkafka calls one unknown that has no leader this moment.
+/// The meaning of a code for a known partition of the topic. librdkafka calls a partition without a leader unknown.
 pub(crate) fn of_known(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
     if code == UnknownPartition { LeaderNotAvailable } else { code }
 }

@@ -169,7 +169,7 @@ impl TopicReader {
         }
     }
 
-    /// What of `spans` may be as young as `since_ms`, in milliseconds since the Unix epoch, as far as the brokers can tell.
+    /// The part of `spans` that may be as young as `since_ms`, in milliseconds since the Unix epoch, by the brokers' answers.
     pub(crate) fn since(&self, topic: &str, mut spans: OffsetRanges, since_ms: i64) -> Result<OffsetRanges> {
         if spans.is_empty() {
             return Ok(spans);
