@@ -167,3 +167,25 @@ fn a_stop_inside_a_read_batch_of_a_cut_stream_ends_at_its_deadline() {
     let _relay = world.relay();
     world.assert_all_delivered();
 }
+
+#[test]
+fn a_stop_ends_before_its_deadline_where_its_transaction_has_timed_out() {
+    let kafka = Kafka::never_fenced();
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    let run = world.run().option("--guarantee", "exactly-once").option("--shutdown-timeout", "120s");
+    let (run, held) = run.config_file("[delivery]\ntransaction_timeout = \"3s\"\n").held_at("storing", 0);
+    let mut relay = run.start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    held.wait();
+    // The record is acked, and its commit never will be.
+    kafka.freeze();
+    held.release();
+    let started = Instant::now();
+    assert_eq!(relay.terminate(EXIT), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    // Half of what it would wait for acks.
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    kafka.thaw();
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}
