@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::doctor::Checks;
+use super::page::Viewer;
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
@@ -54,6 +55,18 @@ fn assert_named(relay: &Relay, doctor: &RelayCommand, signs: &Signs) {
     eventually("the log names it", LIMIT, || relay.log(), |log| has_all(log, signs.log));
     assert_alert(relay, signs.alert, signs.sample, signs.is_alert);
     signs.check.is_made_by(doctor);
+}
+
+/// The relay ends with this code. A page that was open, and the end of the log, have the cause and this remedy, in small
+/// letters.
+#[track_caller]
+fn assert_end_named(relay: &mut Relay, viewer: &Viewer, code: i32, cause: &str, remedy: &str) {
+    assert_eq!(relay.wait_exit(EXIT), Some(code), "{}", relay.log());
+    let words = ["not ready: halted: ", cause, "fix: ", remedy];
+    eventually("the page names the end", LIMIT, || viewer.last().to_lowercase(), |html| has_all(html, &words));
+    let log = relay.log().to_lowercase();
+    let (error, fix) = last_words(&log);
+    assert!(error.contains(cause) && fix.contains(remedy), "{log}");
 }
 
 /// The alert is about this metric, whose sample is one for which it fires. `scripts/check-alerts` tests the expression.
@@ -114,6 +127,7 @@ fn a_postgres_that_is_down_and_a_slot_that_is_dropped_are_named() {
     let world = World::on(&postgres, Kafka::shared().brokers());
     let mut relay = world.run().option("--on-slot-loss", "stop").start();
     relay.wait_ready();
+    let viewer = Viewer::of(&relay);
     postgres.stop_fast(EXIT);
     assert_named(
         &relay,
@@ -124,18 +138,23 @@ fn a_postgres_that_is_down_and_a_slot_that_is_dropped_are_named() {
             is_alert: is_one,
             page: &["Not ready: not connected to postgres", "check that the server runs"],
             log: &["check that the server runs"],
-            check: Check { name: "postgres", state: "wrong", found: "", fix: "check that the server runs" },
+            check: Check {
+                name: "postgres",
+                state: "wrong",
+                found: "while connecting to Postgres",
+                fix: "check that the server runs",
+            },
         },
     );
     postgres.start();
     eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
     world.drop_slot();
-    assert_eq!(relay.wait_exit(EXIT), Some(14), "{}", relay.log());
-    let log = relay.log();
-    assert!(has_all(&log, &["there is no replication slot", "fix: "]), "{log}");
+    assert_end_named(&mut relay, &viewer, 14, "there is no replication slot", "--on-slot-loss recover");
     let exporter = world.command("exporter").start();
-    assert_alert(&exporter, "WalrelayNobodyStreams", "walrelay_slot_active", |value| value == 0.0);
-    let missing = Check { name: "slot", state: "warning", found: "there is no replication slot", fix: "" };
+    assert_alert(&exporter, "WalrelaySlotMissing", "walrelay_slot_active", |value| value == 0.0);
+    assert_eq!(exporter.metric("walrelay_slot_wal_status{status=\"reserved\"}"), Some(0.0));
+    let makes = "` makes the slot";
+    let missing = Check { name: "slot", state: "warning", found: "there is no replication slot", fix: makes };
     missing.is_made_by(&doctor(&world));
 }
 
@@ -144,17 +163,15 @@ fn a_postgres_that_is_down_and_a_slot_that_is_dropped_are_named() {
 fn a_renamed_table_is_named() {
     let world = World::new();
     let mut relay = world.relay();
-    let sql = world.sql();
+    let (sql, viewer) = (world.sql(), Viewer::of(&relay));
     sql.run("alter table outbox rename to events");
     sql.run(&format!(
         "insert into events (id, aggregatetype, aggregateid, type, payload)
          values (gen_random_uuid(), '{}', 'a', 'T', '{{}}')",
         world.kind(0)
     ));
-    let code = relay.wait_exit(EXIT);
-    let log = relay.log();
-    assert!(code.is_some_and(|code| code > 1) && has_all(&log, &["public.outbox", "fix: "]), "{code:?}: {log}");
-    let missing = Check { name: "table", state: "wrong", found: "public.outbox", fix: "" };
+    assert_end_named(&mut relay, &viewer, 15, "public.outbox", "rename it back");
+    let missing = Check { name: "table", state: "wrong", found: "public.outbox", fix: "--create-table" };
     missing.is_made_by(&doctor(&world));
     let exporter = world.command("exporter").start();
     assert_alert(&exporter, "WalrelayNobodyStreams", "walrelay_slot_active", |value| value == 0.0);
@@ -177,7 +194,7 @@ fn a_record_that_is_too_large_is_named() {
             sample: "walrelay_failed_attempts_total{class=\"too-large\"}",
             is_alert: |value| value >= 1.0,
             page: &["1 events are parked", "walrelay parked list", "the log names the refused event"],
-            log: &["event_parked", "too-large", &world.topic(0)],
+            log: &["event_parked", "too-large", &world.topic(0), "raise max.message.bytes of topic"],
             check: Check {
                 name: "record-size",
                 state: "wrong",
@@ -229,13 +246,9 @@ fn wal_that_an_open_transaction_retains_is_named() {
     eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
 }
 
-/// The relay of a role ends with code 11. Log, with a remedy of which this was `told`, and doctor name the missing right,
-/// and the exporter's metric fires the alert.
+/// Doctor names the missing right, and the exporter's metric fires the alert.
 #[track_caller]
-fn assert_right_named(world: &World, relay: &mut Relay, doctor: &RelayCommand, told: &str, check: &Check) {
-    assert_eq!(relay.wait_exit(EXIT), Some(11), "{}", relay.log());
-    let log = relay.log();
-    assert!(last_words(&log).1.to_lowercase().contains(told), "{log}");
+fn assert_right_named(world: &World, doctor: &RelayCommand, check: &Check) {
     check.is_made_by(doctor);
     let exporter = world.command("exporter").start();
     assert_alert(&exporter, "WalrelayNobodyStreams", "walrelay_slot_active", |value| value == 0.0);
@@ -261,19 +274,23 @@ fn revoked_rights_are_named() {
     world.emit(&sql, "a");
     let sent = || sql.number("select count(*) from outbox where sent");
     eventually("the row is marked", ARRIVAL, sent, |sent| *sent == 1);
+    let viewer = Viewer::of(&relay);
 
     sql.run(&format!("revoke update on outbox from {role}"));
     world.emit(&sql, "a");
     let check = Check { name: "upkeep", state: "wrong", found: "outbox", fix: "update on" };
-    assert_right_named(&world, &mut relay, &doctor, "update on", &check);
+    assert_end_named(&mut relay, &viewer, 11, "outbox", "update on");
+    assert_right_named(&world, &doctor, &check);
 
     sql.run(&format!("grant update on outbox to {role}"));
     let mut relay = run.start();
     relay.wait_ready();
+    let viewer = Viewer::of(&relay);
     sql.run(&format!("alter role {role} noreplication; select pg_terminate_backend({}::int)", world.walsender()));
     let fix = format!("alter role \"{role}\" replication");
     let check = Check { name: "role", state: "wrong", found: "may not use replication slots", fix: &fix };
-    assert_right_named(&world, &mut relay, &doctor, "alter role", &check);
+    assert_end_named(&mut relay, &viewer, 11, "replication", "alter role");
+    assert_right_named(&world, &doctor, &check);
     sql.run(&format!("drop owned by {role}; drop role {role}"));
 }
 
@@ -294,7 +311,7 @@ fn a_full_disk_of_a_broker_is_named() {
             alert: "WalrelayNotReady",
             sample: "walrelay_not_ready{reason=\"stalled\"}",
             is_alert: is_one,
-            page: &["Not ready: events are in flight and none was acked", "see the logs and the disks of the brokers"],
+            page: &["Not ready: events wait, and none was acked", "see the logs and the disks of the brokers"],
             log: &["\"event\":\"stalled\"", "see the logs and the disks of the brokers"],
             check: Check {
                 name: "topic",

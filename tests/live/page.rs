@@ -1,6 +1,6 @@
 //! P11: the status page shows the figures of `/metrics`, and turns with an outage.
 
-mod browser;
+pub(super) mod browser;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -41,10 +41,10 @@ fn differences(relay: &Relay, shown: BTreeMap<String, f64>) -> Vec<String> {
 }
 
 /// What one open page was sent, one entry per second.
-struct Viewer(Arc<Mutex<Vec<String>>>);
+pub(super) struct Viewer(Arc<Mutex<Vec<String>>>);
 
 impl Viewer {
-    fn of(relay: &Relay) -> Viewer {
+    pub(super) fn of(relay: &Relay) -> Viewer {
         let (seen, port) = (Arc::new(Mutex::new(Vec::new())), relay.port);
         let events = Arc::clone(&seen);
         std::thread::spawn(move || {
@@ -63,6 +63,11 @@ impl Viewer {
 
     fn seen(&self) -> usize {
         self.0.lock().expect("events").len()
+    }
+
+    /// What the page shows now, also after the end of the relay.
+    pub(super) fn last(&self) -> String {
+        self.0.lock().expect("events").last().cloned().unwrap_or_default()
     }
 
     /// The first event from `start` on that shows this tone.
@@ -112,11 +117,11 @@ fn shows(browser: &mut Browser, expression: &str, expected: &Value) {
 }
 
 /// The folder that gets pictures, if `WALRELAY_TEST_PICTURES` names one.
-fn pictures() -> Option<PathBuf> {
+pub(super) fn pictures() -> Option<PathBuf> {
     std::env::var_os("WALRELAY_TEST_PICTURES").map(PathBuf::from)
 }
 
-fn keep_picture(browser: &mut Browser, name: &str) {
+pub(super) fn keep_picture(browser: &mut Browser, name: &str) {
     if let Some(folder) = pictures() {
         browser.picture(&folder.join(name));
     }
