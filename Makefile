@@ -87,9 +87,10 @@ test-long: prerequisites ## tests of hours: more of everything, every major of P
 		--skip starts_a_server --skip exactly_once_beside
 	scripts/mutants
 
-page: prerequisites ## the pictures of the status page in docs; needs chromium
-	WALRELAY_TEST_PICTURES=$(CURDIR)/target cargo test --locked $(FEATURES) --test walrelay -- a_browser_shows_the_page
-	cp target/status-page.png target/status-page-outage.png docs/pictures/
+page: prerequisites alerts ## the pictures of status page and dashboard in docs; needs chromium
+	WALRELAY_TEST_PICTURES=$(CURDIR)/target cargo test --locked $(FEATURES) --test walrelay -- --include-ignored \
+		a_browser_shows_the_page each_query_of_the_dashboard
+	cp target/status-page.png target/status-page-outage.png target/dashboard.png docs/pictures/
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::page::browser::Browser;
+use super::page::{keep_picture, pictures};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
 use crate::support::relay::Relay;
@@ -40,13 +42,14 @@ fn prometheus() -> PathBuf {
 fn scraping(ports: &[u16]) -> Relay {
     let (folder, port) = (run_directory().join("prometheus"), free_port());
     std::fs::create_dir(&folder).expect("a directory for Prometheus");
-    let targets: Vec<String> = ports.iter().map(|port| format!("'127.0.0.1:{port}'")).collect();
-    let configuration = format!(
-        "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: walrelay\n    static_configs:\n      - targets: [{}]\n",
-        targets.join(", ")
-    );
+    let target = |(number, port): (usize, &u16)| json!({"targets": [format!("127.0.0.1:{port}")], "labels": {"instance": format!("relay-{}", number + 1)}});
+    let targets: Vec<Value> = ports.iter().enumerate().map(target).collect();
+    let configuration = json!({
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "walrelay", "static_configs": targets}],
+    });
     let file = folder.join("prometheus.yml");
-    std::fs::write(&file, configuration).expect("prometheus.yml");
+    std::fs::write(&file, configuration.to_string()).expect("prometheus.yml");
     let mut command = Command::new(prometheus());
     command.arg(format!("--config.file={}", file.display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
@@ -68,9 +71,29 @@ fn moments(prometheus: &Relay, query: &str) -> Option<f64> {
     }
 }
 
+fn dashboard() -> Value {
+    serde_json::from_str(include_str!("../../deploy/grafana/walrelay.json")).unwrap()
+}
+
+/// Draws the panels at their places, with the data of their queries since `begun`, and keeps the picture.
+fn draw(prometheus: &Relay, begun: SystemTime) {
+    let Some(mut browser) = Browser::start() else { return };
+    let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let url = format!("http://127.0.0.1:{}", prometheus.port);
+    let given =
+        json!({"dashboard": dashboard(), "prometheus": url, "from": seconds(begun), "to": seconds(SystemTime::now())});
+    let file = run_directory().join("panels.html");
+    std::fs::write(&file, include_str!("dashboard/panels.html").replace("GIVEN", &given.to_string())).unwrap();
+    browser.look(1400, 2190, "dark");
+    browser.open(&format!("file://{}", file.display()));
+    eventually("the panels are drawn", LIMIT, || browser.evaluate("document.body?.className"), |name| name == "done");
+    assert_eq!(browser.complaints, [""; 0]);
+    keep_picture(&mut browser, "dashboard.png");
+}
+
 /// The queries of the dashboard, for all instances.
 fn queries() -> Vec<String> {
-    let dashboard: Value = serde_json::from_str(include_str!("../../deploy/grafana/walrelay.json")).unwrap();
+    let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let expressions = targets.map(|target| target["expr"].as_str().unwrap());
@@ -92,14 +115,18 @@ fn each_query_of_the_dashboard_returns_data() {
     let once = World::on(&postgres, Kafka::shared().brokers());
     let mut second = once.run().option("--guarantee", "exactly-once").start();
     second.wait_ready();
-    let prometheus = scraping(&[relay.port, second.port]);
+    let (prometheus, begun) = (scraping(&[relay.port, second.port]), SystemTime::now());
 
     let plan = Plan { pause: Duration::from_millis(50), ..Plan::default() };
     let (writers, others) = (world.workload(&plan), once.workload(&plan));
     sql.run(&format!("select emit('{}', 'too-large', 3000)", world.kind(0)));
     let parked = || relay.metric("walrelay_waiting_events");
     eventually("an event is parked", ARRIVAL, parked, |parked| *parked > Some(0.0));
+    // Some time makes a better picture.
+    let pause = |seconds| pictures().into_iter().for_each(|_| std::thread::sleep(Duration::from_secs(seconds)));
+    pause(60);
     proxy.refuse();
+    pause(20);
     // The outage has to last until Prometheus has seen it. A relay with a new producer, too, is not connected for a
     // moment, which is no error.
     let has_data = |query: &str| eventually(query, LIMIT, || moments(&prometheus, query), |data| *data > Some(0.0));
@@ -110,6 +137,8 @@ fn each_query_of_the_dashboard_returns_data() {
     for query in queries() {
         has_data(&query);
     }
+    pause(60);
+    draw(&prometheus, begun);
     writers.stop();
     others.stop();
 }
