@@ -2,7 +2,7 @@
 //!
 //! An application writes an event into an outbox table inside its business transaction. walrelay streams that table from
 //! a Postgres logical replication slot, decodes the inserts, and publishes them to Kafka in order per aggregate. It
-//! confirms an LSN only after the broker has acked all events before that LSN, and their position is stored.
+//! confirms an LSN only after all events before that LSN are delivered, and their position is stored.
 //!
 //! ## The flow
 //!
@@ -20,14 +20,14 @@
 //! One word per step, in code, logs, metrics and SQL:
 //!
 //! - *received*: bytes off the socket;
-//! - *decoded*: a pgoutput message;
-//! - *assembled*: an event with its place, which is the commit LSN of its transaction and its index there;
-//! - *routed*: a record with topic and key;
+//! - *decoded*: the bytes are a pgoutput message;
+//! - *assembled*: the message is an event with its place, which is the commit LSN of its transaction and its index there;
+//! - *routed*: the event has a record with topic and key;
 //! - *enqueued*: librdkafka has the record;
 //! - *acked*: the broker has reported that all in-sync replicas have the record;
-//! - *delivered*: this event and all earlier ones are acked, parked or skipped;
-//! - *written back*: its row is marked or deleted, where that is configured;
-//! - *stored*: the position is durable;
+//! - *delivered*: this event and all earlier ones are acked, skipped, to be parked, or found in their topic after a crash;
+//! - *written back*: its row is marked or deleted, or the event is in `walrelay.parked`, as configured;
+//! - *stored*: the position is durable (the slot itself can be the store);
 //! - *confirmed*: Postgres has the LSN.
 //!
 //! ## Map of the code
@@ -66,8 +66,8 @@
 //! | [`dead_letters`] | dead letters in their topic: listed, retried, dropped | yes |
 //! | [`cli`] | the commands | yes |
 //!
-//! A module imports only modules above it in this table; `tests/tidy.rs` checks that. Results travel back as values:
-//! `source` does not know Kafka, and `sink` reads no LSN: it sends the position as bytes.
+//! A module imports only modules above it in this table; `tests/tidy.rs` checks that. Results travel back as values.
+//! `source` does not know Kafka. `sink` does not know LSNs, and sends a position as bytes.
 //!
 //! ## Promises
 //!
@@ -77,14 +77,13 @@
 //!
 //! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit, plus the number of
 //!   events delivered from the next transaction. It is never a row's LSN. The relay confirms the end LSN of a stored
-//!   position, and nothing above that. Every event before the position is acked, parked or skipped. The confirmed LSN
-//!   never goes back.
+//!   position, and nothing above that. Every event before the position is delivered. The confirmed LSN never goes back.
 //! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
 //! - **P3, nothing skipped.** An event that cannot be routed or produced stops the relay, which names row and LSN. As
-//!   configured, the event is instead parked with all later ones of its aggregate, or given up without them, counted,
-//!   and logged. A message that cannot be decoded, a NULL id and a missing column always stop the relay. No event is
-//!   mistaken for another: the relay identifies an event of the slot by its place, and one of the table by its row key
-//!   and id (`source::row_key`).
+//!   configured, the event is instead parked with all later ones of its aggregate, or it is given up and later ones
+//!   continue. Both are counted and logged. A message that cannot be decoded, a NULL id and a missing column always stop
+//!   the relay. No event is mistaken for another: the relay identifies an event of the slot by its place, and one of the
+//!   table by its row key and id (`source::row_key`).
 //! - **P4, memory.** `kafka.max_in_flight_bytes` bounds the bytes in flight, whatever the size of a transaction. No
 //!   transaction is buffered.
 //! - **P5, back-pressure.** While Kafka is slow, the relay closes intake, and status updates continue. The relay ends a
@@ -102,11 +101,11 @@
 //! - **P11, hostile input.** No bytes can cause a panic. No payload or secret reaches a log. No name reaches SQL
 //!   unquoted.
 //! - **P12, the table.** The relay reads from the table what the slot lacks: every unpublished row, in order, before
-//!   it streams. A lease keeps one relay from publishing new rows of the table while another streams. The row key, the
-//!   columns of a unique index, identifies a row together with the id. No unpublished row is marked as published or
-//!   deleted, unless the application uses the same key and id again.
-//! - **P13, upkeep.** Where rows are marked or deleted, the relay stores and confirms a position only after it has
-//!   written to the rows before that position. No row is deleted before its event is published.
+//!   it streams. A lease keeps a relay from reading the table while another has the slot. The row key, the columns of a
+//!   unique index, identifies a row together with the id. No unpublished row is marked as published or deleted, unless
+//!   the application uses the same key and id again.
+//! - **P13, upkeep.** Where rows are marked or deleted, or events are parked, the relay stores and confirms a position
+//!   only after the events before that position are written back. No row is deleted before its event is published.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by
 //!   a producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer
 //!   that reads only committed records sees each event once.

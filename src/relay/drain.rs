@@ -11,6 +11,7 @@ use super::stop::{Stop, StopSignal};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sink::Sink;
+use crate::telemetry::Telemetry;
 use crate::upkeep::Marker;
 
 /// How long acks are waited for after an error.
@@ -53,7 +54,11 @@ pub(crate) async fn drain<S: Sink>(
 const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Marks or deletes the rows that were acked, where that is configured.
-pub(super) async fn write_back<S: Sink>(publisher: &mut Publisher<S>, config: &Config) -> Result<()> {
+pub(super) async fn write_back<S: Sink>(
+    publisher: &mut Publisher<S>,
+    config: &Config,
+    telemetry: &Telemetry,
+) -> Result<()> {
     if publisher.write_backs.is_empty() {
         return Ok(());
     }
@@ -64,7 +69,7 @@ pub(super) async fn write_back<S: Sink>(publisher: &mut Publisher<S>, config: &C
         let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
-        publisher.write_backs.finish();
+        telemetry.metrics.written_back(publisher.write_backs.finish());
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::relay::quarantine::Quarantine;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::sink::{AnySink, SinkHandle};
+use crate::telemetry::Telemetry;
 
 pub(super) struct RelayProducer {
     state: State,
@@ -151,10 +152,10 @@ impl RelayProducer {
     }
 
     /// Replaces a producer that failed: the next one starts after the delivered position. One that has published nothing stays.
-    pub(super) async fn replace(&mut self, config: &Config) {
+    pub(super) async fn replace(&mut self, config: &Config, telemetry: &Telemetry) {
         let State::Running(pipeline) = &mut self.state else { return };
         // Events of rows that cannot be marked now are published again, and marked then.
-        if let Err(error) = drain::write_back(&mut pipeline.publisher, config).await {
+        if let Err(error) = drain::write_back(&mut pipeline.publisher, config, telemetry).await {
             tracing::debug!(%error, "rows that were acked could not be marked");
         }
         let resume = pipeline.publisher.completed();
@@ -186,8 +187,8 @@ impl RelayProducer {
     }
 
     /// The row keys are others from now on.
-    pub(super) async fn forget_rows(&mut self, config: &Config) {
-        self.replace(config).await;
+    pub(super) async fn forget_rows(&mut self, config: &Config, telemetry: &Telemetry) {
+        self.replace(config, telemetry).await;
         (self.inside, self.begun, self.quarantine) = (Vec::new(), OpenTransaction::default(), Quarantine::default());
     }
 

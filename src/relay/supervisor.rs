@@ -127,7 +127,7 @@ impl Relay {
                     // Its open transaction is aborted at once: consumers do not wait for the next session.
                     self.retire().await;
                 } else if error.kind().ends_producer() {
-                    self.producer.replace(&self.config).await;
+                    self.producer.replace(&self.config, &self.telemetry).await;
                 }
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
@@ -151,7 +151,7 @@ impl Relay {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
         } else if given_up {
-            self.producer.replace(&self.config).await;
+            self.producer.replace(&self.config, &self.telemetry).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
             self.producer.begin(AnySink::connect(&self.config)?);
@@ -242,7 +242,7 @@ impl Relay {
         let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
         self.config.outboxes = outboxes;
         if !is_same {
-            self.producer.forget_rows(&self.config).await;
+            self.producer.forget_rows(&self.config, &self.telemetry).await;
             self.asked.clear();
         }
         Ok(())
@@ -365,7 +365,7 @@ impl Relay {
             let what = "Kafka does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
-        drain::write_back(&mut pipeline.publisher, &self.config).await?;
+        drain::write_back(&mut pipeline.publisher, &self.config, &self.telemetry).await?;
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
         Ok(published.map(|published| Delivered { position, published, inside: pipeline.begun.delivered(&position) }))
@@ -434,7 +434,7 @@ impl Relay {
                 event = "records_dropped",
                 "records that Kafka has not acked are dropped: the other relay publishes them"
             );
-            self.producer.replace(&self.config).await;
+            self.producer.replace(&self.config, &self.telemetry).await;
         }
     }
 
