@@ -5,8 +5,6 @@
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::{KafkaConfig, StateConfig};
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
@@ -44,11 +42,11 @@ impl KafkaStore {
 
     /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
-        let value = encode(stored)?;
+        let value = stored.encode()?;
         let (topic, key) = (&self.topic, self.key.as_bytes());
         match self.producer.is_transactional() {
-            true => self.producer.commit(topic, PARTITION, key, &value).await,
-            false => self.producer.deliver(topic, PARTITION, key, &value).await,
+            true => self.producer.commit(topic, PARTITION, key, value.as_bytes()).await,
+            false => self.producer.deliver(topic, PARTITION, key, value.as_bytes()).await,
         }
     }
 }
@@ -265,55 +263,12 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     }
 }
 
-/// The layout written, and the newest one understood.
-const VERSION: u32 = 3;
-
-#[derive(Serialize, Deserialize)]
-struct Envelope {
-    /// The layout: goes up when an older walrelay would misread it.
-    version: u32,
-    /// For people: when, by the relay's clock.
-    written_at: String,
-    /// For people: which walrelay.
-    walrelay: String,
-    #[serde(flatten)]
-    stored: Stored,
-}
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
-
-fn encode(stored: &Stored) -> Result<Vec<u8>> {
-    let envelope = Envelope {
-        version: VERSION,
-        written_at: jiff::Timestamp::now().to_string(),
-        walrelay: env!("CARGO_PKG_VERSION").to_owned(),
-        stored: stored.clone(),
-    };
-    serde_json::to_vec(&envelope)
-        .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written: {error}")))
-}
-
 /// Errors: [`Kind::KafkaRefused`] where the record is not a position, or one of a newer layout.
 fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let place = format!("the record with key {key:?} in topic {topic}");
-    let foreign = |error: serde_json::Error| {
-        // Where, not what: the message can quote the record.
-        let at = format!("{:?} at column {}", error.classify(), error.column());
-        Error::new(Kind::KafkaRefused, format!("{place} is not a position ({at})")).remedy(
-            "use another state topic or key; if the record was damaged, remove it and start with --adopt-slot, which \
-             publishes again whatever the slot still holds",
-        )
-    };
-    let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
-    if layout.version > VERSION {
-        let cause = format!("{place} has layout {}; this walrelay reads up to {VERSION}", layout.version);
-        return Err(Error::new(Kind::KafkaRefused, cause).remedy("run the newer walrelay that wrote it"));
-    }
-    let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
-    Ok(envelope.stored)
+    let remedy = "use another state topic or key; if the record was damaged, remove it and start with --adopt-slot, which \
+                  publishes again whatever the slot still holds";
+    Stored::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::KafkaRefused))
 }
 
 #[cfg(test)]
@@ -348,10 +303,10 @@ mod tests {
 
     #[test]
     fn a_position_reads_back_as_it_was_written() {
-        let value = encode(&stored(0x16_B374_D848)).unwrap();
-        assert_eq!(decode(&value, "t", "k"), Ok(stored(0x16_B374_D848)));
-        let text: serde_json::Value = serde_json::from_slice(&value).unwrap();
-        assert_eq!(text["version"], VERSION);
+        let value = stored(0x16_B374_D848).encode().unwrap();
+        assert_eq!(decode(value.as_bytes(), "t", "k"), Ok(stored(0x16_B374_D848)));
+        let text: serde_json::Value = serde_json::from_str(&value).unwrap();
+        assert_eq!(text["version"], 3);
         assert_eq!(text["walrelay"], env!("CARGO_PKG_VERSION"));
         assert_eq!(text["slot"], "orders");
         assert_eq!(text["system_identifier"], "7480000000000000001");
@@ -372,7 +327,7 @@ mod tests {
 
     #[test]
     fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused_even_if_it_would_parse() {
-        let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
+        let value = stored(1).encode().unwrap();
         let of = |version: &str| value.replace("\"version\":3", version);
         let first = of("\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
         assert_ne!(first, value);

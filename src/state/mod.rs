@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::{Config, StoreKind};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::poll::Key;
 use crate::position::Position;
@@ -68,7 +68,52 @@ pub(crate) struct CatchUp {
     pub after: Option<Key>,
 }
 
+/// The layout written, and the newest one understood.
+const LAYOUT: u32 = 3;
+
+/// What is stored: [`Stored`], and what names its layout.
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    /// The layout: goes up when an older walrelay would misread it.
+    version: u32,
+    /// For people: when, by the relay's clock.
+    written_at: String,
+    /// For people: which walrelay.
+    walrelay: String,
+    #[serde(flatten)]
+    stored: Stored,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
 impl Stored {
+    fn encode(&self) -> Result<String> {
+        let (written_at, walrelay) = (jiff::Timestamp::now().to_string(), env!("CARGO_PKG_VERSION").to_owned());
+        let envelope = Envelope { version: LAYOUT, written_at, walrelay, stored: self.clone() };
+        serde_json::to_string(&envelope)
+            .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))
+    }
+
+    /// Errors: [`Kind::PositionMismatch`] where the value at `place` is one of a newer layout, or is not a position, which
+    /// `remedy` is for.
+    fn decode(value: &[u8], place: &str, remedy: &str) -> Result<Stored> {
+        let foreign = |error: serde_json::Error| {
+            // Where, not what: the message can quote the value.
+            let at = format!("{:?} at column {}", error.classify(), error.column());
+            Error::new(Kind::PositionMismatch, format!("{place} is not a position ({at})")).remedy(remedy)
+        };
+        let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
+        if layout.version > LAYOUT {
+            let cause = format!("{place} has layout {}; this walrelay reads up to {LAYOUT}", layout.version);
+            return Err(Error::new(Kind::PositionMismatch, cause).remedy("run the newer walrelay that wrote it"));
+        }
+        let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
+        Ok(envelope.stored)
+    }
+
     /// Whether a poller stored it: no slot may go on from there.
     pub(crate) fn is_polled(&self) -> bool {
         self.position == Position::default()

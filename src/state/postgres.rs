@@ -48,8 +48,7 @@ impl PostgresStore {
     /// Replaces it: durable when this returns, whatever `synchronous_commit` says.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         const DOING: &str = "storing the position";
-        let value = serde_json::to_string(stored)
-            .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))?;
+        let value = stored.encode()?;
         let key = self.key.clone();
         let store = |session: Arc<SqlSession>| async move {
             let params: [Param<'_>; 2] = [(&key, Type::TEXT), (&value, Type::TEXT)];
@@ -89,12 +88,9 @@ fn written(rows: u64) -> Result<(), QueryError> {
 }
 
 fn read(key: &str, text: &str) -> Result<Stored> {
-    serde_json::from_str(text).map_err(|error| {
-        Error::new(Kind::PositionMismatch, format!("the position stored under {key:?} cannot be read: {error}")).remedy(
-            "a newer walrelay, or a person, wrote it. Look at walrelay.position; once its row is deleted, \
-                 walrelay starts where the slot was confirmed, which repeats events and loses none",
-        )
-    })
+    let remedy = "a person wrote it; once the row is deleted, walrelay starts where the slot was confirmed, which repeats \
+                  events and loses none";
+    Stored::decode(text.as_bytes(), &format!("the value under {key:?} in walrelay.position"), remedy)
 }
 
 #[cfg(test)]
@@ -103,10 +99,11 @@ mod tests {
 
     #[test]
     fn an_unreadable_stored_position_is_a_mismatch() {
-        for text in ["", "{}", "null", r#"{"position": 7}"#] {
+        for (text, remedy) in [("", "a person"), ("{}", "a person"), (r#"{"version": 4}"#, "the newer walrelay")] {
             let error = read("orders", text).unwrap_err();
             assert_eq!(error.kind(), Kind::PositionMismatch, "{text}");
             assert!(error.cause().contains("\"orders\""), "{}", error.cause());
+            assert!(error.what_to_do().unwrap().contains(remedy), "{error}");
         }
     }
 
