@@ -331,7 +331,9 @@ impl Settings {
     fn take(&mut self, name: &'static str, usage: Use, value: String) -> Result<(), &'static str> {
         match usage {
             Use::Reads => self.0.extend([(name, value)]),
-            Use::Ignores if value == "require" => return Err("what it requires is not supported; leave it out"),
+            Use::Ignores if value == "require" && matches!(name, "gssencmode" | "sslcertmode") => {
+                return Err("what it requires is not supported; leave it out");
+            }
             Use::Ignores => {}
             Use::Refuses(why) => return Err(why),
         }

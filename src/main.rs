@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         }
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         let Some(text) = usage_error(&error, &words).filter(|_| error.use_stderr()) else { error.exit() };
-        if words.iter().any(|word| word == "--nagios") {
+        if walrelay::cli::is_nagios(&words) {
             writeln!(std::io::stdout().lock(), "{text}").unwrap_or_default();
             // UNKNOWN of the plugin interface.
             std::process::exit(3)

@@ -281,13 +281,21 @@ pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
     error_in(json.or(form).unwrap_or_default(), error)
 }
 
+/// Whether these are the words of a Nagios check, which has the exit codes of the plugin interface.
+#[must_use]
+pub fn is_nagios(words: &[String]) -> bool {
+    ["status", "--nagios"].iter().all(|needed| words.iter().any(|word| word == needed))
+}
+
 /// A usage error in the form that the typed words ask for; none for people, to whom clap shows it.
 #[must_use]
 pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
     let text = error.to_string();
     let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
     let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
-    if words.iter().any(|word| word == "--nagios") {
+    if is_nagios(words) {
+        // A monitoring server keeps and shows the line. A word that was not understood may be a connection URL.
+        let error = Error::new(Kind::Config, "a flag or value of the check is not valid");
         return Some(nagios::Check::failed(&error).to_string());
     }
     let follows =
@@ -409,10 +417,11 @@ async fn run(args: &RunArgs) -> Outcome {
     if let Some(manager) = &mut manager {
         manager.tell_end();
     }
-    if let (Err(_), Some(page)) = (&ended, &page) {
+    let may_wait = stop.asked() < Stop::Now;
+    if let (Err(_), Some(page)) = (&ended, page.as_ref().filter(|_| may_wait)) {
         page.show_end().await;
     }
-    if let Some(otel) = otel.filter(|_| stop.asked() < Stop::Now) {
+    if let Some(otel) = otel.filter(|_| may_wait) {
         otel.finish().await;
     }
     ended?;

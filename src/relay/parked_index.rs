@@ -185,7 +185,7 @@ impl ParkedIndex {
     }
 
     /// Takes in results of a pass of retries.
-    pub(super) fn retried(&mut self, RetryReport { released, accepting, table, .. }: RetryReport, slot: &SlotName) {
+    pub(super) fn retried(&mut self, RetryReport { released, accepting, table }: RetryReport, slot: &SlotName) {
         accepting.iter().for_each(|topic| self.accepts(topic));
         released.iter().for_each(|event| self.release(event));
         // Of a look that an earlier session began nothing counts.

@@ -87,9 +87,9 @@ fn many_parked_events_are_dropped_in_few_transactions() {
     relay.wait_ready();
     sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
     eventually("they wait", ARRIVAL * 2, || world.number_parked(), |count| *count == MANY);
-    // Somebody has the last row for longer than a command shows no bar.
+    // The last of the command's transactions waits, for longer than a command shows no bar: the newest rows come first.
     let locker = world.sql();
-    locker.run("begin; select from walrelay.parked order by id desc limit 1 for update");
+    locker.run("begin; select from walrelay.parked order by id limit 1 for update");
     let drop = command(&world, "drop").option("--class", "unroutable").flag("--yes");
     let output = std::thread::scope(|scope| {
         let dropped = scope.spawn(|| drop.at_terminal(""));

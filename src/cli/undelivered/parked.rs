@@ -102,10 +102,11 @@ impl Store for Parked {
             Change::Drop => "drop",
         };
         let (mut bar, of) = (Bar::new(args.consent.output), plan.ids.len() as u64);
-        for ids in plan.ids.chunks(ASKED_AT_ONCE) {
+        // The newest first: as long as the head of an aggregate waits, the relay delivers none behind it.
+        for ids in plan.ids.rchunks(ASKED_AT_ONCE) {
             let asked = table.session.client().execute(ASK, &[&plan.slot, &ids, &word]).await;
-            plan.asked +=
-                asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
+            let doing = format!("requesting {word} of {of} parked events, {} of which are requested", plan.asked);
+            plan.asked += asked.map_err(|error| fault::sql(While::Querying(&doing), &error))?;
             bar.at(plan.asked, Some(of), || "events requested".to_owned());
         }
         drop(bar);

@@ -22,6 +22,9 @@ const FIXED: &[(&str, &str)] = &[
     ("acks", "all"),
     // Records never expire: an expired one is a gap that later ones have passed already (P2).
     ("message.timeout.ms", "0"),
+    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
+    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
+    ("max.in.flight", "1"),
     // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten. The sink's partitioner
     // does the same, and is asked for records without a key only where none is sticky.
     ("partitioner", "murmur2_random"),
@@ -33,9 +36,6 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "walrelay"),
     // Long enough to fill batches while draining, short enough not to be seen in the latency of one event.
     ("linger.ms", "1"),
-    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
-    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
-    ("max.in.flight", "1"),
     // Firewalls forget silent connections, and an idle outbox is silent.
     ("socket.keepalive.enable", "true"),
     // A topic that does not exist, and may not be made on the fly, is reported after 5 s instead of 30. A topic that brokers

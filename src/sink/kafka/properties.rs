@@ -25,6 +25,10 @@ const REFUSED: &[(&[&str], &str)] = &[
         "without it events behind a failed one would be published before it, so it is always `true`",
     ),
     (
+        &["max.in.flight", "max.in.flight.requests.per.connection"],
+        "a broker handles requests one after the other, and those that wait are larger, so it is always 1",
+    ),
+    (
         &["message.timeout.ms", "delivery.timeout.ms"],
         "an event that expires leaves a gap which the events behind it have already passed, so events never expire",
     ),
