@@ -623,8 +623,8 @@ mod tests {
         assert!(object["remedy"].as_str().unwrap().contains("Usage: walrelay status"), "{object}");
         assert!(told(&["parked", "lsit", "--output=json"]).unwrap().contains("unrecognized subcommand 'lsit'"));
         assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: Config\n"));
-        let line = "WALRELAY UNKNOWN - unexpected argument '--nope' found";
-        assert_eq!(told(&["status", "--nagios", "--nope"]).as_deref(), Some(line));
+        let line = "WALRELAY UNKNOWN - a flag or value of the check is not valid";
+        assert_eq!(told(&["status", "--nagios", "postgres://me:secret@db/shop"]).as_deref(), Some(line));
         for for_people in [&["status", "--nope"][..], &["config", "init", "--output", "x.toml", "--nope"]] {
             assert_eq!(told(for_people), None);
         }

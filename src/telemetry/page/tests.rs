@@ -53,7 +53,9 @@ fn a_relay_that_stands_still_blames_the_brokers_only_for_events_in_flight() {
     telemetry.health.report(true, false);
     let html = || html(&page(&telemetry, 1));
     assert!(
-        html().contains("Fix: see the last warnings of the log, and what blocks walrelay in Postgres"),
+        html().contains(
+            "Fix: see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres"
+        ),
         "{}",
         html()
     );
