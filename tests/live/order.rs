@@ -17,7 +17,10 @@ fn the_first_events_of_auto_created_topics_arrive_in_order() {
     const TOPICS: usize = 40;
     const EVENTS: usize = 200;
     let world = World::new().with_kinds(TOPICS);
-    let _relay = world.relay();
+    // A busy broker may take longer than five seconds to make a topic known, which is a refusal then.
+    let known_in = "WALRELAY_KAFKA_PROPERTY_TOPIC_METADATA_PROPAGATION_MAX_MS";
+    let mut relay = world.run().variable(known_in, "60000").start();
+    relay.wait_ready();
     let sql = world.sql();
     let aggregates = PARTITIONS as usize * 2;
     for kind in 0..TOPICS {

@@ -14,6 +14,9 @@ use super::properties::{Redactor, check_files, check_properties};
 
 /// Properties on which the promises rest; no operator may change them.
 const FIXED: &[(&str, &str)] = &[
+    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
+    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
+    ("max.in.flight", "1"),
     // Retries neither duplicate nor reorder.
     ("enable.idempotence", "true"),
     // A record that is refused ends the producer instead of letting the next ones pass (P2).
@@ -22,9 +25,6 @@ const FIXED: &[(&str, &str)] = &[
     ("acks", "all"),
     // Records never expire: an expired one is a gap that later ones have passed already (P2).
     ("message.timeout.ms", "0"),
-    // A broker handles the requests of a connection one after the other, and each has one partition (librdkafka#1700). While one
-    // is under way, the next ones fill: the slower the acks, the fewer and larger the requests.
-    ("max.in.flight", "1"),
     // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten. The sink's partitioner
     // does the same, and is asked for records without a key only where none is sticky.
     ("partitioner", "murmur2_random"),
