@@ -39,10 +39,11 @@ fn publish_all(world: &World, also: &str) {
         "delete from walrelay.position;
          insert into walrelay.position
          select '{slot}', jsonb_build_object(
+            'version', 3, 'written_at', now()::text, 'walrelay', '0.1.0',
             'system_identifier', (select system_identifier::text from pg_control_system()),
             'timeline', (select timeline_id from pg_control_checkpoint()),
             'slot', '{slot}', 'position', jsonb_build_object('end_lsn', pg_current_wal_insert_lsn()::text),
-            'publication_oid', 1, 'table_oid', 'outbox'::regclass::oid::bigint,
+            'publication_oid', 1, 'table_oids', jsonb_build_array('outbox'::regclass::oid::bigint),
             'published', jsonb_build_object(
                 'snapshot', pg_current_snapshot()::text, 'lsn', pg_current_wal_insert_lsn()::text, 'also', '{also}'::jsonb
             )), now()",
