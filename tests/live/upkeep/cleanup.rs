@@ -138,7 +138,7 @@ fn without_evidence_of_publication_no_row_is_deleted() {
     };
     store("value - 'published'");
     refused(cleanup(&world), 16, "does not say");
-    store("value || '{\"table_oid\": 1}'");
+    store("value || '{\"table_oids\": [1]}'");
     refused(cleanup(&world), 16, "not about the table");
     store("value || '{\"system_identifier\": \"1\"}'");
     refused(cleanup(&world), 16, "another server");
