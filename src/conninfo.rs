@@ -24,6 +24,8 @@ enum Use {
     Reads,
     /// Nothing that matters here depends on it. Sessions are named after their purpose.
     Ignores,
+    /// Likewise, but for the value `require`: walrelay cannot give what that demands.
+    IgnoresUnlessRequired,
     /// It cannot be left out without a loss of protection; what to do instead.
     Refuses(&'static str),
 }
@@ -59,7 +61,7 @@ const KEYWORDS: [(&str, &str, Use); 52] = [
     ("application_name", "PGAPPNAME", Use::Ignores),
     ("fallback_application_name", "", Use::Ignores),
     ("client_encoding", "PGCLIENTENCODING", Use::Ignores),
-    ("gssencmode", "PGGSSENCMODE", Use::Ignores),
+    ("gssencmode", "PGGSSENCMODE", Use::IgnoresUnlessRequired),
     ("gssdelegation", "PGGSSDELEGATION", Use::Ignores),
     ("gsslib", "PGGSSLIB", Use::Ignores),
     ("krbsrvname", "PGKRBSRVNAME", Use::Ignores),
@@ -67,7 +69,7 @@ const KEYWORDS: [(&str, &str, Use); 52] = [
     ("max_protocol_version", "PGMAXPROTOCOLVERSION", Use::Ignores),
     ("min_protocol_version", "PGMINPROTOCOLVERSION", Use::Ignores),
     ("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Use::Ignores),
-    ("sslcertmode", "PGSSLCERTMODE", Use::Ignores),
+    ("sslcertmode", "PGSSLCERTMODE", Use::IgnoresUnlessRequired),
     ("sslcompression", "PGSSLCOMPRESSION", Use::Ignores),
     ("sslkeylogfile", "", Use::Ignores),
     ("sslsni", "PGSSLSNI", Use::Ignores),
@@ -331,10 +333,10 @@ impl Settings {
     fn take(&mut self, name: &'static str, usage: Use, value: String) -> Result<(), &'static str> {
         match usage {
             Use::Reads => self.0.extend([(name, value)]),
-            Use::Ignores if value == "require" && matches!(name, "gssencmode" | "sslcertmode") => {
+            Use::IgnoresUnlessRequired if value == "require" => {
                 return Err("what it requires is not supported; leave it out");
             }
-            Use::Ignores => {}
+            Use::Ignores | Use::IgnoresUnlessRequired => {}
             Use::Refuses(why) => return Err(why),
         }
         Ok(())
@@ -754,7 +756,7 @@ mod tests {
             let taken = parse_with("host=h user=u", &[(variable, "x")]);
             match usage {
                 Use::Reads => {}
-                Use::Ignores => assert!(taken.is_ok(), "{variable}"),
+                Use::Ignores | Use::IgnoresUnlessRequired => assert!(taken.is_ok(), "{variable}"),
                 Use::Refuses(_) => {
                     assert!(refusal(&format!("host=h user=u {key}=x")).contains(key));
                     assert!(variable.is_empty() || taken.unwrap_err().cause().contains(variable), "{variable}");
@@ -782,7 +784,7 @@ mod tests {
             assert!(manual.contains(&row), "docs/reference/configuration.md lacks {row}");
         };
         row("reads", |usage| *usage == Use::Reads);
-        row("ignores", |usage| *usage == Use::Ignores);
+        row("ignores", |usage| matches!(usage, Use::Ignores | Use::IgnoresUnlessRequired));
         row("refuses", |usage| matches!(usage, Use::Refuses(_)));
     }
 
