@@ -290,14 +290,14 @@ pub fn is_nagios(words: &[String]) -> bool {
 /// A usage error in the form that the typed words ask for; none for people, to whom clap shows it.
 #[must_use]
 pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
-    let text = error.to_string();
-    let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
-    let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
     if is_nagios(words) {
         // A monitoring server keeps and shows the line. A word that was not understood may be a connection URL.
         let error = Error::new(Kind::Config, "a flag or value of the check is not valid");
         return Some(nagios::Check::failed(&error).to_string());
     }
+    let text = error.to_string();
+    let (cause, usage) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let error = Error::new(Kind::Config, cause.trim_start_matches("error: ")).remedy(usage.trim());
     let follows =
         words.windows(2).filter(|pair| pair.first().is_some_and(|word| ["--output", "-o"].contains(&word.as_str())));
     let values = follows.filter_map(|pair| pair.get(1)).map(String::as_str);
