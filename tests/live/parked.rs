@@ -2,7 +2,7 @@
 //! order and the slot keeps no log for it.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -17,6 +17,8 @@ use crate::support::world::{ARRIVAL, World};
 
 /// Aggregates that come to wait; finding each out takes some producers.
 const ROUNDS: u32 = 2;
+/// The exit code of a stop that leaves an event in flight.
+const SHUTDOWN_TIMEOUT: i32 = 3;
 /// How long everything that waits may take to be delivered while more comes.
 const DRAINED: Duration = Duration::from_secs(150);
 /// Pause of writers while what waits is delivered: it ends, although more comes.
@@ -234,6 +236,22 @@ fn events_for_a_missing_topic_are_retried_until_it_is_created() {
     writers.stop();
     world.assert_all_delivered();
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_stop_during_the_first_try_at_a_missing_topic_takes_no_longer_than_the_try() {
+    let world = World::new();
+    let file = "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n";
+    let mut relay = parking(&world).config_file(file).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    let began = Instant::now();
+    assert_eq!(relay.terminate(EXIT), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
+    let _relay = world.relay();
+    world.assert_all_delivered();
 }
 
 #[test]
