@@ -24,6 +24,7 @@ const LOOK: &str = "give --database-url, which writes an [[outbox]] for each tab
 pub(super) fn carry(carrying: &mut Carrying<'_>) {
     connection(carrying);
     names(carrying);
+    snapshot(carrying);
     let tables: Vec<String> = carrying.tables.iter().map(|found| found.name.to_string()).collect();
     let named = patterns(carrying.given.get(TABLES).unwrap_or_default());
     let are_names = !named.is_empty() && named.iter().all(|pattern| table_of(pattern).is_some());
@@ -94,6 +95,31 @@ fn names(carrying: &mut Carrying<'_>) {
     }
 }
 
+/// Lists what becomes of the rows that are in the table at the first start. Each later start continues at the slot.
+fn snapshot(carrying: &mut Carrying<'_>) {
+    const MODE: &str = "snapshot.mode";
+    let Some(mode) = carrying.given.or(MODE, "initial") else { return };
+    let (effect, why, what_to_do) = match mode.to_ascii_lowercase().as_str() {
+        "initial" => (
+            ToDo,
+            "the connector's first start publishes the rows of the table; walrelay does that only if it creates the slot",
+            "if the connector has never run, start walrelay once with --backlog all. If it has run, do not: the rows would \
+             be published again",
+        ),
+        "no_data" | "never" => (
+            ToDo,
+            "the connector's first start publishes no rows of the table; walrelay does if it creates the slot",
+            "if there is no slot yet, create it with walrelay setup",
+        ),
+        _ => (
+            MayDiffer,
+            "walrelay takes no snapshot: it publishes rows from before the slot only if it creates the slot",
+            "publish such rows with walrelay replay",
+        ),
+    };
+    carrying.left(MODE, effect, why, what_to_do);
+}
+
 fn table(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     let patterns = patterns(given.get(TABLES).unwrap_or_default());
@@ -105,10 +131,11 @@ fn table(carrying: &mut Carrying<'_>) {
         None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has none, or a pattern)"),
     }
     let (effect, why) = match (plain.len(), patterns.len()) {
-        (0, 0) if given.has(TABLES) => return,
-        (0, 0) => (MayDiffer, "without it the connector takes every table; public.outbox is assumed"),
-        (1, 1) => (ToDo, NOT_SEEN),
-        (0, _) => (MayDiffer, "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed"),
+        (0, _) => (
+            MayDiffer,
+            "no table is named here as SCHEMA.TABLE, and public.outbox is assumed; the default is every table",
+        ),
+        (1, 1) => (MayDiffer, NOT_SEEN),
         _ => (Differs, "without the database the import writes one table, and this names several"),
     };
     carrying.left(TABLES, effect, why, LOOK);

@@ -56,7 +56,10 @@ const LOOK_AT_PLACED: &str = "compare a record, where a column of such a type is
 /// The first row that fits counts.
 pub(super) const OPTIONS: &[Row] = &[
     // The connector.
-    row("name connector.class tasks.max plugin.name slot.name publication.name table.include.list", Fate::Carried),
+    row(
+        "name connector.class tasks.max plugin.name slot.name publication.name table.include.list snapshot.mode",
+        Fate::Carried,
+    ),
     unneeded("topic.prefix database.server.name", "it is in no record but in a header of the connector's own"),
     // The server.
     row("database.hostname", Fate::Libpq("host")),
@@ -128,13 +131,6 @@ pub(super) const OPTIONS: &[Row] = &[
     unneeded(
         "tombstones.on.delete replica.identity.autoset.values unavailable.value.placeholder skip.messages.without.change",
         "an outbox has inserts only, and nothing else is relayed",
-    ),
-    unless(
-        "snapshot.mode",
-        "initial never no_data",
-        MayDiffer,
-        "walrelay takes no snapshot: rows from before the slot are not published",
-        "publish those by inserting them again",
     ),
     unneeded("snapshot.* incremental.snapshot.* signal.* read.only", "the slot says where to go on, and no snapshot"),
     // How values are written.
