@@ -2,27 +2,25 @@
 //! run from their beginnings to their ends.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::producer::{BaseProducer, Producer as _};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::verify::{Delivered, Topics, fingerprint};
 use crate::clock::now_us;
+use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicAdmin, TopicReader, TopicRecord};
 
 const PARTITIONS: i32 = 6;
-
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The demo's brokers and topics. Topics on brokers that outlive the run are deleted after it.
 pub(super) struct Broker {
@@ -30,7 +28,7 @@ pub(super) struct Broker {
     /// 5 MB for each partition, and listens on the loopback interface only.
     mock: Option<BaseProducer>,
     pub(super) brokers: String,
-    pub(super) topics: Vec<String>,
+    topics: Vec<String>,
 }
 
 impl Broker {
@@ -50,105 +48,77 @@ impl Broker {
 
     /// Creates the topics where the brokers are named: the mock cluster has its topics from the start.
     pub(super) async fn create_topics(&self) -> Result<()> {
-        if self.mock.is_some() {
-            return Ok(());
-        }
-        let new = self.topics.iter().map(|topic| NewTopic::new(topic, PARTITIONS, TopicReplication::Fixed(-1)));
-        let new: Vec<_> = new.collect();
-        let outcomes = self.admin()?.create_topics(&new, &admin_options()).await;
-        for outcome in outcomes.map_err(|error| unreachable(&self.brokers, &error))? {
-            outcome.map_err(|(topic, code)| refused("created", &topic, code))?;
-        }
-        Ok(())
+        self.administer(|admin, topics| admin.create_all(topics, PARTITIONS)).await
     }
 
+    /// Deletes the topics where the brokers are named, also where the run ended before it had made them.
     pub(super) async fn delete_topics(&self) -> Result<()> {
+        self.administer(TopicAdmin::delete).await
+    }
+
+    async fn administer(&self, ask: impl FnOnce(&TopicAdmin, &[&str]) -> Result<()> + Send + 'static) -> Result<()> {
         if self.mock.is_some() {
             return Ok(());
         }
-        let names: Vec<&str> = self.topics.iter().map(String::as_str).collect();
-        let outcomes = self.admin()?.delete_topics(&names, &admin_options()).await;
-        for outcome in outcomes.map_err(|error| unreachable(&self.brokers, &error))? {
-            match outcome {
-                // The run ended before it had made the topic.
-                Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => {}
-                Err((topic, code)) => return Err(refused("deleted", &topic, code)),
+        let (options, topics) = (self.options()?, self.topics.clone());
+        let asked = spawn_blocking(move || {
+            let admin = TopicAdmin::open(&options)?;
+            let done = ask(&admin, &topics.iter().map(String::as_str).collect::<Vec<_>>());
+            admin.close();
+            done
+        });
+        let done = asked.await.map_err(|error| Error::new(Kind::Bug, format!("asking Kafka: {error}")))?;
+        done.map_err(|error| match error.kind() {
+            Kind::KafkaUnreachable => {
+                error.remedy("see whether --brokers names a broker that can be reached from here, or leave it out")
             }
-        }
-        Ok(())
+            _ => error
+                .with_kind(Kind::KafkaRefused)
+                .remedy("allow this client to create and delete topics, or leave out --brokers"),
+        })
     }
 
-    fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
-        let client = ClientConfig::new().set("bootstrap.servers", &self.brokers).create();
-        client.map_err(|error| unreachable(&self.brokers, &error))
+    fn options(&self) -> Result<Options> {
+        Options::reader(&KafkaConfig {
+            brokers: self.brokers.clone(),
+            properties: BTreeMap::new(),
+            id_headers: Vec::new(),
+            max_in_flight_bytes: 1,
+            max_in_flight_events: 1,
+        })
     }
-}
-
-fn admin_options() -> AdminOptions {
-    AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT))
-}
-
-fn unreachable(brokers: &str, error: &KafkaError) -> Error {
-    Error::new(Kind::KafkaUnreachable, format!("Kafka at {brokers}: {error}"))
-        .remedy("see whether --brokers names a broker that can be reached from here, or leave it out")
-}
-
-fn refused(what: &str, topic: &str, code: RDKafkaErrorCode) -> Error {
-    Error::new(Kind::KafkaRefused, format!("the topic {topic:?} could not be {what}: {code}"))
-        .remedy("allow this client to create and delete topics, or leave out --brokers")
 }
 
 /// The header with the event's id.
 pub(super) const ID_HEADER: &str = "id";
 
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(50);
-
-/// A consumer at work, on a thread of its own. It is in no consumer group and commits nothing. Dropping it stops it.
+/// A reader of each topic at work, on threads of their own. Dropping it stops them.
 pub(super) struct Consumer {
-    shared: Arc<Shared>,
-    reader: JoinHandle<Result<Topics>>,
+    records: Arc<AtomicU64>,
+    readers: Vec<TopicThread>,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    records: AtomicU64,
-    finish: AtomicBool,
-    abandon: AtomicBool,
+struct TopicThread {
+    /// Asks for all records up to the present end. Without this sender the thread ends.
+    finish: oneshot::Sender<()>,
+    read: JoinHandle<Result<Topics>>,
 }
 
 impl Consumer {
-    pub(super) fn start(brokers: &str, topics: &[String]) -> Result<Self> {
-        let failed = |error| Error::new(Kind::Prerequisite, format!("the consumer does not start: {error}"));
-        let client: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", brokers)
-            // The client requires a group, and this reader joins none.
-            .set("group.id", "walrelay-reader")
-            .set("enable.auto.commit", "false")
-            .set("auto.offset.reset", "earliest")
-            .set("allow.auto.create.topics", "false")
-            // The arrival stands for the ack in the latencies: fetches must not add to them.
-            .set("fetch.wait.max.ms", "10")
-            .set("fetch.error.backoff.ms", "20")
-            .create()
-            .map_err(failed)?;
-        let topics: Vec<Arc<str>> = topics.iter().map(|topic| topic.as_str().into()).collect();
-        let places = topics.iter().flat_map(|topic| (0..PARTITIONS).map(|partition| (Arc::clone(topic), partition)));
-        let next: BTreeMap<_, _> = places.map(|place| (place, 0)).collect();
-        let mut list = TopicPartitionList::new();
-        for (topic, partition) in next.keys() {
-            list.add_partition_offset(topic, *partition, Offset::Beginning).map_err(failed)?;
-        }
-        client.assign(&list).map_err(failed)?;
-        let partitions = topics.into_iter().map(|topic| (topic, PARTITIONS)).collect();
-        let shared = Arc::new(Shared::default());
-        let topics = Topics { partitions, ..Topics::default() };
-        let reader = Reader { client, shared: Arc::clone(&shared), topics, next };
-        Ok(Consumer { shared, reader: tokio::task::spawn_blocking(|| reader.run()) })
+    pub(super) fn start(broker: &Broker) -> Result<Self> {
+        let records = Arc::default();
+        let start = |topic: &String| {
+            let reader = TopicReader::open(broker.options()?, Isolation::ReadCommitted, None)?;
+            let (topic, records) = (Arc::from(topic.as_str()), Arc::clone(&records));
+            let (finish, finished) = oneshot::channel();
+            Ok(TopicThread { finish, read: spawn_blocking(move || read(&reader, &topic, finished, &records)) })
+        };
+        let readers = broker.topics.iter().map(start).collect::<Result<_>>()?;
+        Ok(Consumer { records, readers })
     }
 
     pub(super) fn records(&self) -> u64 {
-        self.shared.records.load(Ordering::Relaxed)
+        self.records.load(Ordering::Relaxed)
     }
 
     /// Waits until this many records were read, or until no record has come for the time of `quiet`.
@@ -163,81 +133,73 @@ impl Consumer {
     }
 
     /// Reads on to the present ends of the topics, and returns all records. The caller has stopped all producers.
-    pub(super) async fn finish(mut self) -> Result<Topics> {
-        self.shared.finish.store(true, Ordering::Relaxed);
-        let read = (&mut self.reader).await;
-        read.map_err(|error| Error::new(Kind::Bug, format!("the consumer's thread: {error}")))?
+    pub(super) async fn finish(self) -> Result<Topics> {
+        let mut all = Topics::default();
+        for TopicThread { finish, read } in self.readers {
+            // A thread that has ended says why.
+            finish.send(()).ok();
+            let read =
+                read.await.map_err(|error| Error::new(Kind::Bug, format!("the consumer's thread: {error}")))??;
+            all.records.extend(read.records);
+            all.partitions.extend(read.partitions);
+            all.ends.extend(read.ends);
+        }
+        Ok(all)
     }
 }
 
-impl Drop for Consumer {
-    fn drop(&mut self) {
-        self.shared.abandon.store(true, Ordering::Relaxed);
-    }
-}
-
-struct Reader {
-    client: BaseConsumer,
-    shared: Arc<Shared>,
-    topics: Topics,
-    next: BTreeMap<(Arc<str>, i32), i64>,
-}
-
-impl Reader {
-    fn run(mut self) -> Result<Topics> {
-        while !self.shared.finish.load(Ordering::Relaxed) {
-            if self.is_abandoned() {
-                return Ok(self.topics);
+/// Reads a topic from its beginning to the end that it has when `finished` asks for it.
+fn read(
+    reader: &TopicReader,
+    topic: &Arc<str>,
+    mut finished: oneshot::Receiver<()>,
+    records: &AtomicU64,
+) -> Result<Topics> {
+    let mut topics = Topics::default();
+    topics.partitions.insert(Arc::clone(topic), PARTITIONS);
+    let take = |topics: &mut Topics, record: &TopicRecord<'_>| {
+        topics.records.push(delivered(record, Arc::clone(topic)));
+        records.fetch_add(1, Ordering::Relaxed);
+    };
+    let mut is_wanted = false;
+    let mut spans: OffsetRanges = (0..PARTITIONS).map(|partition| (partition, 0..0)).collect();
+    reader.follow(topic, &spans, &mut |record| {
+        record.iter().for_each(|record| take(&mut topics, record));
+        match finished.try_recv() {
+            Err(TryRecvError::Empty) => ControlFlow::Continue(()),
+            asked => {
+                is_wanted = asked.is_ok();
+                ControlFlow::Break(())
             }
-            self.poll();
         }
-        self.read_to_the_ends().map_err(|error| {
-            Error::new(Kind::KafkaUnreachable, format!("reading the topics to their ends: {error}"))
-        })?;
-        Ok(self.topics)
+    })?;
+    if !is_wanted {
+        return Ok(topics);
     }
-
-    fn is_abandoned(&self) -> bool {
-        self.shared.abandon.load(Ordering::Relaxed)
-    }
-
-    /// Takes one record, if one comes soon. Errors are those of connections, which the client makes again.
-    fn poll(&mut self) {
-        let Some(Ok(message)) = self.client.poll(POLL) else { return };
-        let is_its = |place: &(Arc<str>, i32)| *place.0 == *message.topic() && place.1 == message.partition();
-        let Some((place, next)) = self.next.iter_mut().find(|(place, _)| is_its(place)) else { return };
-        *next = message.offset() + 1;
-        self.topics.records.push(delivered(&message, Arc::clone(&place.0)));
-        self.shared.records.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn read_to_the_ends(&mut self) -> Result<(), KafkaError> {
-        for (topic, partition) in self.next.keys() {
-            let (_, end) = self.client.fetch_watermarks(topic, *partition, REQUEST_TIMEOUT)?;
-            self.topics.ends.insert((Arc::clone(topic), *partition), end);
+    spans = reader.spans(topic)?;
+    topics.ends.extend(spans.iter().map(|(partition, span)| ((Arc::clone(topic), *partition), span.end)));
+    for record in &topics.records {
+        if let Some(span) = spans.get_mut(&record.partition) {
+            span.start = span.start.max(record.offset + 1);
         }
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
-        let is_behind = |reader: &Reader| {
-            reader.topics.ends.iter().any(|(place, end)| reader.next.get(place).is_none_or(|next| next < end))
-        };
-        // The checker counts what is missing at the deadline.
-        while is_behind(self) && Instant::now() <= deadline && !self.is_abandoned() {
-            self.poll();
-        }
-        Ok(())
     }
+    reader.read(topic, &spans, &mut |record| {
+        take(&mut topics, &record);
+        ControlFlow::Continue(())
+    })?;
+    Ok(topics)
 }
 
-fn delivered(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Delivered {
+fn delivered(record: &TopicRecord<'_>, topic: Arc<str>) -> Delivered {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into();
-    let id = message.headers().and_then(|headers| headers.iter().find(|header| header.key == ID_HEADER)?.value);
+    let id = record.headers.iter().flatten().find(|(name, _)| *name == ID_HEADER);
     Delivered {
         topic,
-        partition: message.partition(),
-        offset: message.offset(),
-        id: id.map(text),
-        key: message.key().map(text),
-        payload: fingerprint(message.payload()),
+        partition: record.partition,
+        offset: record.offset,
+        id: id.and_then(|(_, value)| *value).map(text),
+        key: record.key.map(text),
+        payload: fingerprint(record.value),
         arrived_at_us: now_us(),
     }
 }

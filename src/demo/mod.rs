@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::Client;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -25,7 +24,7 @@ use crate::config::layers::{Environment, Settings};
 use crate::config::unit::parse_seconds;
 use crate::error::{Error, Kind, Result};
 use crate::relay;
-use crate::relay::stop::{Stop, stop_channel};
+use crate::relay::stop::{Stop, on_signals, stop_channel};
 use crate::telemetry::Telemetry;
 use kafka::{Broker, Consumer, ID_HEADER};
 use process::memory_bytes;
@@ -78,20 +77,8 @@ fn seconds(text: &str) -> Result<u64, String> {
 
 /// Runs the demo, and returns its outcome. Ctrl-C ends the run early and cleans up.
 pub(crate) async fn run(options: &DemoRun) -> Result<Report> {
-    Box::pin(report(options, interrupted())).await
-}
-
-async fn interrupted() {
-    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-    if let (Ok(mut interrupt), Ok(mut terminate)) = signals {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    } else {
-        // The signals end the process then, and the guardian cleans up.
-        std::future::pending::<()>().await;
-    }
+    let mut stop = on_signals()?;
+    Box::pin(report(options, stop.at_least(Stop::Drain))).await
 }
 
 /// Runs the demo until `interrupted` completes. A run that ended and did not verify is a report.
@@ -133,7 +120,7 @@ async fn run_against(options: &DemoRun, broker: &Broker, load: &workload::Settin
     };
     let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(settings)).await;
     let server = started.map_err(|error| Error::new(Kind::Bug, format!("starting Postgres: {error}")))??;
-    let mut client = server.connect().await?;
+    let client = server.connect().await?;
     workload::prepare(&client).await?;
     make_slot(&client).await?;
     broker.create_topics().await?;
@@ -141,17 +128,17 @@ async fn run_against(options: &DemoRun, broker: &Broker, load: &workload::Settin
     let (kafka, kind) = if options.brokers.is_none() { ("a mock Kafka", "mock") } else { ("Kafka", "named") };
     let (postgres, seed, writers, seconds) = (server.major(), load.seed, options.writers, options.seconds);
     say(format_args!("Postgres {postgres} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
-    let consumer = Consumer::start(&broker.brokers, &broker.topics)?;
+    let consumer = Consumer::start(broker)?;
     let config = configure(&server.conninfo(), &broker.brokers)?;
     let (stopper, stop) = stop_channel();
     // Dropping the task abandons the relay where it is, as a crash does.
     let relay = Box::pin(relay::run(config, Telemetry::new(Duration::from_secs(30)), stop));
     let relay = AbortOnDropHandle::new(tokio::spawn(relay));
-    let writing = Workload::start(&server.client_config(), load);
+    let writing = Workload::start(&server.client_config()?, load);
     let seconds = write(options, &writing, &relay, &consumer).await;
     writing.stop().await?;
 
-    let committed = workload::ledger(&mut client, TOPIC_PREFIX).await?;
+    let committed = workload::ledger(&client, TOPIC_PREFIX).await?;
     say(format_args!("writers are quiet; waiting for the last of {} events", committed.len()));
     if !relay.is_finished() {
         // The checker finds what did not come.

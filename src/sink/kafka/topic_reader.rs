@@ -118,7 +118,10 @@ impl TopicReader {
             // Retention may delete the first records of a span while they are read.
             .set("auto.offset.reset", "earliest")
             .set("allow.auto.create.topics", "false")
-            .set("queued.max.messages.kbytes", AHEAD_KIB);
+            .set("queued.max.messages.kbytes", AHEAD_KIB)
+            // The end of a partition, and a record that comes later, are told of at once.
+            .set("fetch.wait.max.ms", "10")
+            .set("fetch.error.backoff.ms", "20");
         let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
         Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
     }
@@ -206,25 +209,17 @@ impl TopicReader {
         if left.is_empty() {
             return Ok(());
         }
-        let client = self.client()?;
-        let mut assignment = TopicPartitionList::new();
-        for (id, span) in &left {
-            let added = assignment.add_partition_offset(topic, *id, Offset::Offset(span.start));
-            added.map_err(|error| self.explain(&error, topic))?;
-        }
-        client.assign(&assignment).map_err(|error| self.explain(&error, topic))?;
+        self.assign(topic, &left)?;
         let mut heard = Instant::now();
         while !left.is_empty() {
             if heard.elapsed() > SILENCE_TIMEOUT {
                 let seconds = SILENCE_TIMEOUT.as_secs();
                 let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(client.context().why(Error::new(Kind::KafkaUnreachable, cause)));
+                return Err(self.client()?.context().why(Error::new(Kind::KafkaUnreachable, cause)));
             }
-            let (id, next) = match client.poll(self.time_left(topic, POLL_TIMEOUT)?) {
-                None => continue,
-                // It was fetched before this topic was assigned.
-                Some(Ok(message)) if message.topic() != topic => continue,
-                Some(Ok(message)) => {
+            let (id, next) = match self.hear(topic)? {
+                Heard::Nothing => continue,
+                Heard::Record(message) => {
                     let (id, offset) = (message.partition(), message.offset());
                     let is_asked_for = left.get(&id).is_some_and(|span| span.contains(&offset));
                     if is_asked_for && take(TopicRecord::of(&message)).is_break() {
@@ -233,12 +228,7 @@ impl TopicReader {
                     (id, offset.saturating_add(1))
                 }
                 // The last offsets may hold nothing that can be read.
-                Some(Err(KafkaError::PartitionEOF(id))) => (id, i64::MAX),
-                Some(Err(error)) if heals(&error) => {
-                    tracing::debug!(topic, %error, "reading");
-                    continue;
-                }
-                Some(Err(error)) => return Err(self.explain(&error, topic)),
+                Heard::End(id) => (id, i64::MAX),
             };
             heard = Instant::now();
             if let Some(span) = left.get_mut(&id) {
@@ -248,7 +238,52 @@ impl TopicReader {
                 }
             }
         }
-        client.unassign().map_err(|error| self.explain(&error, topic))
+        self.client()?.unassign().map_err(|error| self.explain(&error, topic))
+    }
+
+    /// Reads `spans` from their first offsets on, and beyond their ends, until `take` breaks. `take` gets each record as it
+    /// comes, and nothing where none has come for 100 ms or at the end of a partition.
+    pub(crate) fn follow(
+        &self,
+        topic: &str,
+        spans: &OffsetRanges,
+        take: &mut dyn FnMut(Option<TopicRecord<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.assign(topic, spans)?;
+        loop {
+            let taken = match self.hear(topic)? {
+                Heard::Record(message) => take(Some(TopicRecord::of(&message))),
+                Heard::End(_) | Heard::Nothing => take(None),
+            };
+            if taken.is_break() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn assign(&self, topic: &str, spans: &OffsetRanges) -> Result<()> {
+        let explain = |error| self.explain(&error, topic);
+        let mut assignment = TopicPartitionList::new();
+        for (id, span) in spans {
+            assignment.add_partition_offset(topic, *id, Offset::Offset(span.start)).map_err(explain)?;
+        }
+        self.client()?.assign(&assignment).map_err(explain)
+    }
+
+    /// Waits for the next record of the topic that was assigned last.
+    fn hear(&self, topic: &str) -> Result<Heard<'_>> {
+        match self.client()?.poll(self.time_left(topic, POLL_TIMEOUT)?) {
+            None => Ok(Heard::Nothing),
+            // It was fetched before this topic was assigned.
+            Some(Ok(message)) if message.topic() != topic => Ok(Heard::Nothing),
+            Some(Ok(message)) => Ok(Heard::Record(message)),
+            Some(Err(KafkaError::PartitionEOF(id))) => Ok(Heard::End(id)),
+            Some(Err(error)) if heals(&error) => {
+                tracing::debug!(topic, %error, "reading");
+                Ok(Heard::Nothing)
+            }
+            Some(Err(error)) => Err(self.explain(&error, topic)),
+        }
     }
 
     fn client(&self) -> Result<&BaseConsumer<Listening>> {
@@ -272,7 +307,7 @@ impl TopicReader {
         if code == RDKafkaErrorCode::TopicAuthorizationFailed {
             return faults::may_not_read(topic);
         }
-        let explained = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+        let explained = about(topic, code);
         match &self.client {
             Some(client) if faults::kind(code) == Kind::KafkaUnreachable => client.context().why(explained),
             Some(_) | None => explained,
@@ -338,6 +373,14 @@ impl ClientContext for Listening {
 
 impl ConsumerContext for Listening {}
 
+/// What one wait for a record brings.
+enum Heard<'m> {
+    Record(BorrowedMessage<'m>),
+    /// The end that this partition has now.
+    End(i32),
+    Nothing,
+}
+
 /// Whether librdkafka goes on by itself. Errors of a group do not matter to a client that is in none.
 fn heals(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
@@ -360,11 +403,23 @@ fn is_young(error: &KafkaError) -> bool {
 /// Why settings are not known. The client library keeps a refusal to itself and leaves the settings out.
 pub(super) const HIDDEN: &str = "the Kafka user may not see its settings (DescribeConfigs)";
 
+fn admin_options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT))
+}
+
+fn by_default<'t>(topics: &[&'t str], partitions: i32) -> Vec<NewTopic<'t>> {
+    topics.iter().map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(-1))).collect()
+}
+
+fn about(topic: &str, code: RDKafkaErrorCode) -> Error {
+    faults::explain(code, Subject { topic: Some(topic), ..Subject::default() })
+}
+
 fn no_answer(topic: &str) -> Error {
     Error::new(Kind::KafkaUnreachable, format!("no answer to the creation of topic {topic}"))
 }
 
-/// Creates topics, and asks for their settings. Close it with [`TopicAdmin::close`].
+/// Creates and deletes topics, and asks for their settings. Close it with [`TopicAdmin::close`].
 pub(crate) struct TopicAdmin(pub(super) AdminClient<Listening>);
 
 impl TopicAdmin {
@@ -383,11 +438,15 @@ impl TopicAdmin {
         created.into_iter().next().unwrap_or_else(|| Err(no_answer(topic)))
     }
 
+    /// Creates topics with so many partitions each, and as many replicas as the brokers give a topic by default.
+    pub(crate) fn create_all(&self, topics: &[&str], partitions: i32) -> Result<()> {
+        self.ask_to_create(&by_default(topics, partitions), false).into_iter().try_for_each(|created| created.map(drop))
+    }
+
     /// Whether the brokers would create each of these topics for this client, with their defaults. Creates nothing.
     pub(crate) fn may_create(&self, topics: &[&str]) -> Vec<Result<()>> {
-        let by_default = |topic| NewTopic::new(topic, -1, TopicReplication::Fixed(-1));
-        let new: Vec<_> = topics.iter().copied().map(by_default).collect();
-        self.ask_to_create(&new, true).into_iter().map(|created| created.map(|_| ())).collect()
+        let asked = self.ask_to_create(&by_default(topics, -1), true);
+        asked.into_iter().map(|created| created.map(drop)).collect()
     }
 
     /// The answers in the order of `new`.
@@ -395,20 +454,29 @@ impl TopicAdmin {
         if new.is_empty() {
             return Vec::new();
         }
-        let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT));
-        let options = options.validate_only(only_asks);
+        let options = admin_options().operation_timeout(Some(ADMIN_TIMEOUT)).validate_only(only_asks);
         let created = Handle::current().block_on(self.0.create_topics(new, &options));
         let answer = |topic: &str| {
-            let explain = |code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
-            let results = created.as_ref().map_err(|error| explain(code(error)))?;
+            let results = created.as_ref().map_err(|error| about(topic, code(error)))?;
             let of = |result: &TopicResult| match result {
                 Ok(name) => (name == topic).then_some(Ok(true)),
                 Err((name, RDKafkaErrorCode::TopicAlreadyExists)) => (name == topic).then_some(Ok(false)),
-                Err((name, code)) => (name == topic).then(|| Err(explain(*code))),
+                Err((name, code)) => (name == topic).then(|| Err(about(topic, *code))),
             };
             results.iter().find_map(of).unwrap_or_else(|| Err(no_answer(topic)))
         };
         new.iter().map(|topic| answer(topic.name)).collect()
+    }
+
+    /// Deletes topics. A topic that does not exist is no error.
+    pub(crate) fn delete(&self, topics: &[&str]) -> Result<()> {
+        let options = admin_options().operation_timeout(Some(ADMIN_TIMEOUT));
+        let deleted = Handle::current().block_on(self.0.delete_topics(topics, &options));
+        let deleted = deleted.map_err(|error| faults::explain(code(&error), Subject::default()))?;
+        deleted.into_iter().try_for_each(|deleted| match deleted {
+            Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => Ok(()),
+            Err((topic, code)) => Err(about(&topic, code)),
+        })
     }
 
     /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is asked, if it can be reached.
@@ -424,7 +492,7 @@ impl TopicAdmin {
         resources: &[ResourceSpecifier<'_>],
         broker: Option<i32>,
     ) -> Result<Vec<ConfigResource>, String> {
-        let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).broker_id(broker);
+        let options = admin_options().broker_id(broker);
         let asked = Handle::current().block_on(self.0.describe_configs(resources, &options));
         let results = asked.map_err(|error: KafkaError| code(&error).to_string())?;
         results.into_iter().collect::<Result<_, _>>().map_err(|code| code.to_string())
