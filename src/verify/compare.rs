@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,14 +19,6 @@ pub(crate) struct Delivered<'a> {
     pub id: Option<&'a [u8]>,
     pub key: Option<&'a [u8]>,
     pub is_replay: bool,
-}
-
-#[derive(Debug)]
-struct Topic {
-    name: String,
-    /// Rows without a record so far.
-    owed: u64,
-    first: u32,
 }
 
 #[derive(Debug)]
@@ -56,30 +49,6 @@ struct Newest {
     offset: i64,
 }
 
-#[derive(Debug, Default)]
-struct Numbered {
-    names: Vec<Name>,
-    numbers: HashMap<Name, u32>,
-}
-
-impl Numbered {
-    fn number(&mut self, bytes: &[u8]) -> u32 {
-        let name = Name::of(bytes);
-        if let Some(number) = self.numbers.get(&name) {
-            return *number;
-        }
-        // Memory ends before the numbers do.
-        let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
-        self.names.push(name.clone());
-        self.numbers.insert(name, number);
-        number
-    }
-
-    fn text(&self, number: u32) -> Option<String> {
-        self.names.get(number as usize).map(Name::text)
-    }
-}
-
 /// Compares the rows of tables with the records of topics. All rows come before the first record.
 ///
 /// Topics and partitions may come in any order. The records of one partition come in the order of their offsets, each
@@ -88,12 +57,12 @@ impl Numbered {
 pub(crate) struct Comparison {
     outboxes: Vec<Outbox>,
     examples_max: usize,
-    topics: Vec<Topic>,
-    numbers: HashMap<String, u32>,
-    /// By outbox and topic, the index of the flow in `found`.
-    flow_numbers: HashMap<(usize, u32), u32>,
+    /// A topic has the number of its first flow.
+    topics: HashMap<String, u32>,
+    /// By outbox and topic.
+    flows: IndexMap<(usize, u32), Flow>,
     rows: HashMap<(u32, Name), Row>,
-    keys: Numbered,
+    keys: IndexSet<Name>,
     newest: HashMap<(u32, i32, u32), Newest>,
     strays: BTreeMap<(Name, u32), Stray>,
     found: Findings,
@@ -105,11 +74,10 @@ impl Comparison {
         Comparison {
             outboxes,
             examples_max,
-            topics: Vec::new(),
-            numbers: HashMap::new(),
-            flow_numbers: HashMap::new(),
+            topics: HashMap::new(),
+            flows: IndexMap::new(),
             rows: HashMap::new(),
-            keys: Numbered::default(),
+            keys: IndexSet::new(),
             newest: HashMap::new(),
             strays: BTreeMap::new(),
             found: Findings::default(),
@@ -119,18 +87,32 @@ impl Comparison {
     /// Adds a row of the outbox with this index. `rank` is its place in the order: equal for rows without a known
     /// order.
     pub(crate) fn row(&mut self, outbox: usize, topic: &str, id: &[u8], key: Option<&[u8]>, rank: u32) {
-        let (topic, flow) = self.numbers(outbox, topic);
-        let key = key.map(|key| self.keys.number(key));
-        if let Some(flow) = self.found.flows.get_mut(flow as usize) {
-            flow.counts.rows += 1;
-        }
-        if let Some(topic) = self.topics.get_mut(topic as usize) {
-            topic.owed += 1;
-        }
-        let fresh = Row { flow, key, rank, rows: 0, records: 0, owed: 0 };
-        let row = self.rows.entry((topic, Name::of(id))).or_insert(fresh);
+        let next = short(self.flows.len());
+        let topic_number = self.topics.get(topic).copied().unwrap_or_else(|| {
+            self.topics.insert(topic.to_owned(), next);
+            next
+        });
+        let flow = self.flows.entry((outbox, topic_number));
+        let number = short(flow.index());
+        let flow = flow.or_insert_with(|| {
+            let outbox = self.outboxes.get(outbox);
+            Flow {
+                outbox: outbox.map(|outbox| outbox.name.clone()).unwrap_or_default(),
+                topic: topic.to_owned(),
+                order_checked: outbox.is_some_and(|outbox| outbox.is_ordered),
+                counts: Counts::default(),
+            }
+        });
+        flow.counts.rows += 1;
+        let key = key.map(|key| short(self.keys.insert_full(Name::of(key)).0));
+        let fresh = Row { flow: number, key, rank, rows: 0, records: 0, owed: 0 };
+        let row = self.rows.entry((topic_number, Name::of(id))).or_insert(fresh);
         row.rows += 1;
         row.owed += 1;
+        // Rows of two outboxes with one id and topic count for the first.
+        if let Some((_, flow)) = self.flows.get_index_mut(row.flow as usize) {
+            flow.counts.missing += 1;
+        }
     }
 
     pub(crate) fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
@@ -144,64 +126,56 @@ impl Comparison {
 
     /// The topics of the rows, in the order of their first rows.
     pub(crate) fn topics(&self) -> impl Iterator<Item = &str> {
-        self.topics.iter().map(|topic| topic.name.as_str())
+        let first = self.flows.iter().enumerate().filter(|(number, ((_, topic), _))| short(*number) == *topic);
+        first.map(|(_, (_, flow))| flow.topic.as_str())
     }
 
+    /// The number of rows for this topic without a record so far.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
-        let number = self.numbers.get(topic).copied();
-        number.and_then(|number| self.topics.get(number as usize)).map_or(0, |topic| topic.owed)
+        self.flows.values().filter(|flow| flow.topic == topic).map(|flow| flow.counts.missing).sum()
     }
 
     /// Adds a record of one of [`Comparison::topics`]. Records of other topics are ignored.
     pub(crate) fn record(&mut self, topic: &str, record: &Delivered<'_>) {
-        let Some(number) = self.numbers.get(topic).copied() else { return };
-        let Some(into) = self.topics.get_mut(number as usize) else { return };
+        let Some(number) = self.topics.get(topic).copied() else { return };
         let name = record.id.map(|id| (number, Name::of(id)));
         let row = name.as_ref().and_then(|name| self.rows.get_mut(name));
-        let flow = row.as_ref().map_or(into.first, |row| row.flow);
-        let Findings { flows, duplicated, out_of_order, .. } = &mut self.found;
-        let Some(Flow { outbox, order_checked, counts, .. }) = flows.get_mut(flow as usize) else { return };
-        counts.records += 1;
-        counts.replayed += u64::from(record.is_replay);
+        let flow = row.as_ref().map_or(number, |row| row.flow);
+        let Some((_, flow)) = self.flows.get_index_mut(flow as usize) else { return };
+        flow.counts.records += 1;
+        flow.counts.replayed += u64::from(record.is_replay);
         let Some(row) = row else {
             if !record.is_replay {
                 self.stray(number, name.map(|(_, name)| name), record);
             }
             return;
         };
-        let served = row.owed.min(1);
-        row.owed -= served;
-        into.owed = into.owed.saturating_sub(u64::from(served));
+        if row.owed > 0 {
+            row.owed -= 1;
+            flow.counts.missing -= 1;
+        }
         if record.is_replay {
             return;
         }
         row.records = row.records.saturating_add(1);
-        let example = |behind_offset| Example {
-            outbox: Some(outbox.clone()),
-            topic: Some(topic.to_owned()),
-            id: name.as_ref().map(|(_, name)| name.text()),
-            key: row.key.and_then(|key| self.keys.text(key)),
-            partition: Some(record.partition),
-            offset: Some(record.offset),
-            behind_offset,
-            why: None,
-        };
-        if row.records > row.rows {
-            counts.duplicated += 1;
-            if duplicated.len() < self.examples_max {
-                duplicated.push(example(None));
-            }
-        } else if let Some(key) = row.key.filter(|_| *order_checked && row.rows == 1) {
+        let (examples, behind_offset) = if row.records > row.rows {
+            flow.counts.duplicated += 1;
+            (&mut self.found.duplicated, None)
+        } else {
+            let Some(key) = row.key.filter(|_| flow.order_checked && row.rows == 1) else { return };
             let this = Newest { rank: row.rank, offset: record.offset };
             let newest = self.newest.entry((row.flow, record.partition, key)).or_insert(this);
-            if row.rank < newest.rank {
-                counts.out_of_order += 1;
-                if out_of_order.len() < self.examples_max {
-                    out_of_order.push(example(Some(newest.offset)));
-                }
-            } else {
+            if row.rank >= newest.rank {
                 *newest = this;
+                return;
             }
+            flow.counts.out_of_order += 1;
+            (&mut self.found.out_of_order, Some(newest.offset))
+        };
+        if examples.len() < self.examples_max {
+            let id = name.as_ref().map(|(_, name)| name);
+            let example = Example::of(flow, id, row.key.and_then(|key| self.keys.get_index(key as usize)));
+            examples.push(Example { behind_offset, ..example.at(record.partition, record.offset) });
         }
     }
 
@@ -220,91 +194,54 @@ impl Comparison {
         strays.for_each(|(_, stray)| stray.is_outside = true);
     }
 
-    pub(crate) fn findings(mut self) -> Findings {
-        let Findings { flows, missing, unknown, .. } = &mut self.found;
-        let mut owed: Vec<(&Row, &Name)> = Vec::new();
-        for ((_, name), row) in self.rows.iter().filter(|(_, row)| row.owed > 0) {
-            if let Some(flow) = flows.get_mut(row.flow as usize) {
-                flow.counts.missing += u64::from(row.owed);
-            }
-            owed.push((row, name));
-        }
-        owed.sort_unstable_by_key(|(row, _)| (row.flow, row.rank));
-        for (row, name) in owed.into_iter().take(self.examples_max) {
-            let Some(flow) = flows.get(row.flow as usize) else { continue };
-            missing.push(Example {
-                outbox: Some(flow.outbox.clone()),
-                topic: Some(flow.topic.clone()),
-                id: Some(name.text()),
-                key: row.key.and_then(|key| self.keys.text(key)),
-                ..Example::default()
-            });
+    pub(crate) fn findings(self) -> Findings {
+        let Comparison { mut flows, mut found, keys, examples_max, .. } = self;
+        let key = |key: Option<u32>| keys.get_index(key? as usize);
+        let mut owed: Vec<_> = self.rows.iter().filter(|(_, row)| row.owed > 0).collect();
+        owed.sort_unstable_by_key(|(_, row)| (row.flow, row.rank));
+        for ((_, name), row) in owed.into_iter().take(examples_max) {
+            let flow = flows.get_index(row.flow as usize);
+            found.missing.extend(flow.map(|(_, flow)| Example::of(flow, Some(name), key(row.key))));
         }
         let mut strays: Vec<_> = self.strays.iter().collect();
         strays.sort_unstable_by_key(|((_, topic), stray)| (*topic, stray.partition, stray.offset));
         for ((name, topic), stray) in strays {
-            let first = self.topics.get(*topic as usize).map(|topic| topic.first);
-            let Some(flow) = first.and_then(|first| flows.get_mut(first as usize)) else { continue };
+            let Some((_, flow)) = flows.get_index_mut(*topic as usize) else { continue };
             if stray.is_outside {
                 flow.counts.outside += u64::from(stray.records);
                 continue;
             }
             flow.counts.unknown += u64::from(stray.records);
-            if unknown.len() < self.examples_max {
-                unknown.push(Example {
-                    topic: Some(flow.topic.clone()),
-                    id: Some(name.text()),
-                    key: stray.key.and_then(|key| self.keys.text(key)),
-                    partition: Some(stray.partition),
-                    offset: Some(stray.offset),
-                    ..Example::default()
-                });
+            if found.unknown.len() < examples_max {
+                let example = Example::of(flow, Some(name), key(stray.key)).at(stray.partition, stray.offset);
+                found.unknown.push(Example { outbox: None, ..example });
             }
         }
-        self.found
-    }
-
-    fn numbers(&mut self, outbox: usize, name: &str) -> (u32, u32) {
-        // Memory ends before the numbers do.
-        let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        let next_flow = number(self.found.flows.len());
-        let topic = self.numbers.get(name).copied().unwrap_or_else(|| {
-            let topic = number(self.topics.len());
-            self.topics.push(Topic { name: name.to_owned(), owed: 0, first: next_flow });
-            self.numbers.insert(name.to_owned(), topic);
-            topic
-        });
-        let flow = *self.flow_numbers.entry((outbox, topic)).or_insert(next_flow);
-        if flow == next_flow {
-            let outbox = self.outboxes.get(outbox);
-            self.found.flows.push(Flow {
-                outbox: outbox.map(|outbox| outbox.name.clone()).unwrap_or_default(),
-                topic: name.to_owned(),
-                order_checked: outbox.is_some_and(|outbox| outbox.is_ordered),
-                counts: Counts::default(),
-            });
-        }
-        (topic, flow)
+        found.flows = flows.into_values().collect();
+        found
     }
 
     /// Adds a record without a compared row. A record without an id counts as unknown.
     fn stray(&mut self, topic: u32, name: Option<Name>, record: &Delivered<'_>) {
         let Delivered { partition, offset, key, .. } = *record;
         if let Some(name) = name {
-            let key = key.map(|key| self.keys.number(key));
+            let key = key.map(|key| short(self.keys.insert_full(Name::of(key)).0));
             let fresh = Stray { records: 0, key, partition, offset, is_outside: false };
             self.strays.entry((name, topic)).or_insert(fresh).records += 1;
             return;
         }
-        let Some(first) = self.topics.get(topic as usize).map(|topic| topic.first) else { return };
-        let Some(flow) = self.found.flows.get_mut(first as usize) else { return };
+        let Some((_, flow)) = self.flows.get_index_mut(topic as usize) else { return };
         flow.counts.unknown += 1;
         if self.found.unknown.len() < self.examples_max {
-            let (topic, partition) = (Some(flow.topic.clone()), Some(partition));
-            let key = key.map(|key| Name::of(key).text());
-            self.found.unknown.push(Example { topic, key, partition, offset: Some(offset), ..Example::default() });
+            let example = Example::of(flow, None, key.map(Name::of).as_ref()).at(partition, offset);
+            self.found.unknown.push(Example { outbox: None, ..example });
         }
     }
+}
+
+/// A number as it is held for each row. Memory ends before the numbers do.
+fn short(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -367,6 +304,17 @@ pub(crate) struct Example {
     pub behind_offset: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+}
+
+impl Example {
+    fn of(flow: &Flow, id: Option<&Name>, key: Option<&Name>) -> Example {
+        let (outbox, topic) = (Some(flow.outbox.clone()), Some(flow.topic.clone()));
+        Example { outbox, topic, id: id.map(Name::text), key: key.map(Name::text), ..Example::default() }
+    }
+
+    fn at(self, partition: i32, offset: i64) -> Example {
+        Example { partition: Some(partition), offset: Some(offset), ..self }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
