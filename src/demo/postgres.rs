@@ -1,7 +1,6 @@
 //! A private Postgres: its own directory, its own port, gone when it is dropped. Its start and its stop block.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
@@ -18,6 +17,7 @@ use tokio_postgres::{Client, NoTls};
 
 use super::process::{Guardian, send_signal};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 
 /// The superuser, and the database everything happens in.
 pub const USER: &str = "postgres";
@@ -210,18 +210,14 @@ impl PrivatePostgres {
     }
 
     /// The same for `tokio_postgres`.
-    pub(crate) fn client_config(&self) -> tokio_postgres::Config {
-        let mut config = tokio_postgres::Config::new();
-        config.host("127.0.0.1").port(self.port).user(USER).dbname(USER).connect_timeout(Duration::from_secs(5));
-        if let Some(password) = &self.password {
-            config.password(password);
-        }
-        config
+    pub(crate) fn client_config(&self) -> Result<tokio_postgres::Config> {
+        let config = format!("{} connect_timeout=5", self.conninfo()).parse();
+        config.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))
     }
 
     /// An SQL session as superuser; its connection runs on a task of its own and ends with the client.
     pub async fn connect(&self) -> Result<Client> {
-        connect(&self.client_config()).await
+        connect(&self.client_config()?).await
     }
 
     /// Shuts the server down with `SIGINT`, and waits at most `timeout`: Postgres ends sessions, waits until walsenders are
@@ -361,8 +357,8 @@ impl Drop for PrivatePostgres {
 
 /// An SQL session; its connection runs on a task of its own and ends with the client.
 pub(super) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
-    let unreachable = |error| Error::new(Kind::PostgresUnreachable, format!("connecting to Postgres: {error}"));
-    let (client, connection) = config.connect(NoTls).await.map_err(unreachable)?;
+    let connected = config.connect(NoTls).await;
+    let (client, connection) = connected.map_err(|error| fault::sql(While::Connecting("127.0.0.1"), &error))?;
     tokio::spawn(async move {
         // Whoever uses the client gets the same error.
         drop(connection.await);
@@ -384,10 +380,13 @@ const MAJOR_MIN: u32 = 14;
 /// Names a directory with `postgres` and `initdb`, before anything is searched.
 const BIN_VARIABLE: &str = "WALRELAY_POSTGRES_BIN";
 
-/// Directories that hold one directory for each installed version, with its programs in `bin`.
-const VERSIONED: [&str; 5] = [
+/// Directories with directories that may have the programs of a version in `bin`.
+const ROOTS: [&str; 8] = [
+    "/usr",
     "/usr/lib/postgresql",
+    "/usr/local",
     "/usr/local/opt",
+    "/opt",
     "/opt/homebrew/opt",
     "/Library/PostgreSQL",
     "/Applications/Postgres.app/Contents/Versions",
@@ -453,19 +452,10 @@ fn major_of(version_line: &str) -> Option<u32> {
 }
 
 fn usual_places() -> Vec<PathBuf> {
-    let mut places: Vec<PathBuf> =
-        ["/usr/local/pgsql/bin", "/usr/local/bin", "/opt/homebrew/bin"].map(Into::into).into();
     let asdf = env::var_os("HOME").map(|home| Path::new(&home).join(".asdf/installs/postgres"));
-    for root in VERSIONED.iter().map(PathBuf::from).chain(asdf) {
-        let Ok(entries) = fs::read_dir(&root) else { continue };
-        let names = entries.flatten().map(|entry| entry.file_name());
-        // Homebrew's directory holds everything it installs; the others only hold versions of Postgres.
-        let is_its = |name: &OsString| !root.ends_with("opt") || name.to_string_lossy().starts_with("postgresql");
-        places.extend(names.filter(is_its).map(|name| root.join(name).join("bin")));
-    }
-    // RPM packages put each version beside the others rather than below one directory.
-    places.extend((MAJOR_MIN..MAJOR_MIN + 10).map(|major| PathBuf::from(format!("/usr/pgsql-{major}/bin"))));
-    places
+    let roots = ROOTS.iter().map(PathBuf::from).chain(asdf);
+    let entries = roots.filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+    entries.map(|entry| entry.path().join("bin")).collect()
 }
 
 /// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A client could take
@@ -593,8 +583,6 @@ mod tests {
     async fn with_a_password_nobody_without_it_gets_in_over_tcp() {
         let server = PrivatePostgres::start(Settings { password: true, ..Settings::default() }).unwrap();
         server.connect().await.unwrap();
-        let parsed: tokio_postgres::Config = server.conninfo().parse().unwrap();
-        connect(&parsed).await.unwrap();
         let mut without = tokio_postgres::Config::new();
         without.host("127.0.0.1").port(server.port()).user(USER);
         assert!(connect(&without).await.is_err());

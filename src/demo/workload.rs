@@ -5,11 +5,13 @@
 //! rolled back, transaction ids taken long before the lock, and changes to tables that are none of the relay's
 //! business.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
+use futures_util::TryStreamExt as _;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_postgres::{Client, Statement};
@@ -18,14 +20,13 @@ use tokio_util::task::AbortOnDropHandle;
 use super::postgres::connect;
 use super::verify::{Committed, fingerprint};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 
 /// The outbox table.
 pub(crate) const OUTBOX_TABLE: &str = "public.outbox";
 
 /// Longest time between a transaction's id and its first lock, where the id is taken early.
 const EARLY_MAX: Duration = Duration::from_millis(8);
-
-const LEDGER_BATCH: i32 = 10_000;
 
 /// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and inserts the event of it. The
 /// filling has what goes wrong where text is escaped.
@@ -117,34 +118,28 @@ pub struct Counts {
 
 /// Creates what [`SCHEMA`] has. To be called once.
 pub(crate) async fn prepare(client: &Client) -> Result<()> {
-    client.batch_execute(SCHEMA).await.map_err(|error| refused("creating the tables", &error))
+    client.batch_execute(SCHEMA).await.map_err(|error| failed("creating the tables", &error))
 }
 
 /// Reads the whole outbox: what has to arrive. Topics are `topic_prefix` and the aggregate's type.
-pub async fn ledger(client: &mut Client, topic_prefix: &str) -> Result<Vec<Committed>> {
-    let failed = |error| refused("reading the outbox", &error);
-    let transaction = client.transaction().await.map_err(failed)?;
-    let portal = transaction.bind(LEDGER, &[]).await.map_err(failed)?;
+pub async fn ledger(client: &Client, topic_prefix: &str) -> Result<Vec<Committed>> {
+    let failed = |error| failed("reading the outbox", &error);
+    let mut rows = pin!(client.query_raw(LEDGER, Vec::<String>::new()).await.map_err(failed)?);
     let mut committed: Vec<Committed> = Vec::new();
     let mut topics = std::collections::HashMap::<String, Arc<str>>::new();
-    loop {
-        let rows = transaction.query_portal(&portal, LEDGER_BATCH).await.map_err(failed)?;
-        if rows.is_empty() {
-            return Ok(committed);
-        }
-        for row in rows {
-            let kind: String = row.try_get(1).map_err(failed)?;
-            let topic = topics.entry(kind).or_insert_with_key(|kind| format!("{topic_prefix}{kind}").into());
-            committed.push(Committed {
-                id: row.try_get::<_, &str>(0).map_err(failed)?.into(),
-                topic: Arc::clone(topic),
-                aggregate: row.try_get::<_, &str>(2).map_err(failed)?.into(),
-                version: row.try_get(3).map_err(failed)?,
-                payload: fingerprint(Some(row.try_get::<_, &str>(4).map_err(failed)?.as_bytes())),
-                committed_at_us: row.try_get(5).map_err(failed)?,
-            });
-        }
+    while let Some(row) = rows.try_next().await.map_err(failed)? {
+        let kind: String = row.try_get(1).map_err(failed)?;
+        let topic = topics.entry(kind).or_insert_with_key(|kind| format!("{topic_prefix}{kind}").into());
+        committed.push(Committed {
+            id: row.try_get::<_, &str>(0).map_err(failed)?.into(),
+            topic: Arc::clone(topic),
+            aggregate: row.try_get::<_, &str>(2).map_err(failed)?.into(),
+            version: row.try_get(3).map_err(failed)?,
+            payload: fingerprint(Some(row.try_get::<_, &str>(4).map_err(failed)?.as_bytes())),
+            committed_at_us: row.try_get(5).map_err(failed)?,
+        });
     }
+    Ok(committed)
 }
 
 /// Writers at work. Dropping it abandons them where they are.
@@ -237,7 +232,7 @@ impl Writer {
 
     async fn connect(&self) -> Result<Session> {
         let client = connect(&self.config).await?;
-        let failed = |error| refused("preparing to write", &error);
+        let failed = |error| failed("preparing to write", &error);
         let emit = client.prepare(EMIT).await.map_err(failed)?;
         let noise = client.prepare(NOISE).await.map_err(failed)?;
         Ok(Session { client, emit, noise })
@@ -258,12 +253,12 @@ impl Writer {
                 Ok(()) => {}
                 // The server chose this transaction to give way; the next one is as good.
                 Err(error) if error.code().is_some() && !session.client.is_closed() => {
-                    session.client.batch_execute("rollback").await.map_err(|error| refused("rolling back", &error))?;
+                    session.client.batch_execute("rollback").await.map_err(|error| failed("rolling back", &error))?;
                     if !is_passing(&error) {
-                        return Err(refused("writing", &error));
+                        return Err(failed("writing", &error));
                     }
                 }
-                Err(error) => return Err(refused("writing", &error)),
+                Err(error) => return Err(failed("writing", &error)),
             }
             self.sleep_up_to(self.settings.pause_max).await;
         }
@@ -350,15 +345,8 @@ fn is_passing(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
 }
 
-/// SQLSTATE and message, not the detail: that may hold values of a row.
-fn refused(doing: &str, error: &tokio_postgres::Error) -> Error {
-    match error.as_db_error() {
-        Some(db) => {
-            let what = format!("{doing}: {} (SQLSTATE {})", db.message(), db.code().code());
-            Error::new(Kind::PostgresRefused, what)
-        }
-        None => Error::new(Kind::PostgresUnreachable, format!("{doing}: {error}")),
-    }
+fn failed(doing: &str, error: &tokio_postgres::Error) -> Error {
+    fault::sql(While::Querying(doing), error)
 }
 
 #[cfg(test)]
@@ -370,17 +358,17 @@ mod tests {
     async fn it_leaves_an_outbox_whose_versions_have_no_gaps_and_agree_with_the_counters() {
         let configuration = "track_commit_timestamp = on".to_owned();
         let server = PrivatePostgres::start(PostgresSettings { configuration, ..Default::default() }).unwrap();
-        let mut client = server.connect().await.unwrap();
+        let client = server.connect().await.unwrap();
         let settings = Settings { writers: 4, aggregates: 5, reconnect: true, ..Settings::default() };
         prepare(&client).await.unwrap();
-        let workload = Workload::start(&server.client_config(), &settings);
+        let workload = Workload::start(&server.client_config().unwrap(), &settings);
         while workload.counts().committed_events.load(Ordering::Relaxed) < 500 {
             assert!(!workload.is_broken());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let counts = workload.stop().await.unwrap();
 
-        let rows = ledger(&mut client, "outbox.event.").await.unwrap();
+        let rows = ledger(&client, "outbox.event.").await.unwrap();
         assert_eq!(rows.len() as u64, counts.committed_events.load(Ordering::Relaxed));
         assert!(rows.iter().all(|row| row.committed_at_us.is_some()));
         let mut versions = std::collections::BTreeMap::<_, Vec<_>>::new();
