@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
-use crate::replay::{FoundRows, Replay, ReplayProgress, RowFilter, SendEnd, Survey};
+use crate::replay::{FoundRows, Replay, ReplayProgress, RowFilter, SendEnd, Survey, UpTo};
 use crate::sink::AnySink;
 
 #[derive(Debug, Args, Serialize)]
@@ -88,8 +88,8 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         replay.survey(&mut |table, read, of| bar.at(read, Some(of), || format!("rows of {table} read"))).await?;
     drop(bar);
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
-    let mut report = Report::new(survey, consent.dry_run);
-    report.notes.extend(replay.notes().iter().cloned());
+    let (dry_run, notes) = (consent.dry_run, replay.notes().to_vec());
+    let mut report = Report { dry_run, survey, notes, ..Report::default() };
     if let Some(error) = report.fault(&wanted) {
         print_report(output, &report, &report.text())?;
         return Err(error.into());
@@ -111,7 +111,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     let (published, ended) =
         replay.publish(sink, stop, &mut |published, of, answers| sending.at(published.acked, of, answers)).await;
     drop(sending);
-    report.published(published);
+    report.published = published;
     print_report(output, &report, "")?;
     match ended {
         Ok(SendEnd::All) => output.say(report.result()),
@@ -149,28 +149,12 @@ pub(crate) struct Report {
     dry_run: bool,
     #[serde(flatten)]
     survey: Survey,
-    published: u64,
-    /// The last row before which all are acked.
-    up_to: Option<UpTo>,
+    #[serde(flatten)]
+    published: ReplayProgress,
     notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct UpTo {
-    outbox: String,
-    id: String,
-}
-
 impl Report {
-    pub(crate) fn new(survey: Survey, dry_run: bool) -> Report {
-        Report { dry_run, survey, ..Report::default() }
-    }
-
-    pub(crate) fn published(&mut self, published: ReplayProgress) {
-        self.published = published.acked;
-        self.up_to = published.up_to.map(|(outbox, id)| UpTo { outbox, id });
-    }
-
     pub(crate) fn rows(&self) -> String {
         counted(self.survey.rows, "row")
     }
@@ -193,15 +177,12 @@ impl Report {
     }
 
     pub(crate) fn result(&self) -> String {
-        let (published, rows) = (self.published, self.survey.rows);
-        if published == rows {
+        let ReplayProgress { acked, up_to, .. } = &self.published;
+        if *acked == self.survey.rows {
             return format!("Published {} again.", self.rows());
         }
-        let up_to = self
-            .up_to
-            .as_ref()
-            .map(|row| format!("; all up to row {} of {} are", Shown::of(row.id.as_bytes()), row.outbox));
-        format!("{published} of {} were published{}.", self.rows(), up_to.unwrap_or_default())
+        let shown = |row: &UpTo| format!("; all up to row {} of {} are", Shown::of(row.id.as_bytes()), row.outbox);
+        format!("{acked} of {} were published{}.", self.rows(), up_to.as_ref().map(shown).unwrap_or_default())
     }
 
     pub(crate) fn stopped(&self) -> Error {
@@ -259,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_dry_run_reports_rows_by_table_and_topic_and_unroutable_rows() {
-        let mut report = Report::new(survey(2), true);
+        let mut report = Report { dry_run: true, survey: survey(2), ..Report::default() };
         report.notes.push("topic returns does not exist".to_owned());
         let error = report.fault(&RowFilter::default()).unwrap();
         assert_eq!((error.kind(), error.cause()), (Kind::Event, "2 rows cannot be routed, and nothing was published"));
@@ -284,24 +265,24 @@ mod tests {
 
     #[test]
     fn a_partial_result_names_the_row_up_to_which_all_are_published() {
-        let mut report = Report::new(survey(0), false);
+        let mut report = Report { survey: survey(0), ..Report::default() };
         assert!(report.fault(&RowFilter::default()).is_none());
-        let up_to = |id: &str| Some(("public.outbox".to_owned(), id.to_owned()));
-        report.published(ReplayProgress { taken: 9, acked: 7, up_to: up_to("a-5") });
+        let up_to = |id: &str| Some(UpTo { outbox: "public.outbox".to_owned(), id: id.to_owned() });
+        report.published = ReplayProgress { taken: 9, acked: 7, up_to: up_to("a-5") };
         assert_eq!(report.result(), "7 of 12 rows were published; all up to row \"a-5\" of public.outbox are.");
         assert_eq!(report.stopped().kind(), Kind::ShutdownTimeout);
-        report.published(ReplayProgress { taken: 12, acked: 12, up_to: up_to("a-9") });
+        report.published = ReplayProgress { taken: 12, acked: 12, up_to: up_to("a-9") };
         assert_eq!(report.result(), "Published 12 rows again.");
     }
 
     #[test]
     fn ids_without_a_row_are_noted_and_a_replay_that_finds_no_row_ends_with_1() {
         let wanted = RowFilter { ids: vec![String::new(); 13], ..RowFilter::default() };
-        let mut report = Report::new(survey(0), false);
+        let mut report = Report { survey: survey(0), ..Report::default() };
         assert!(
             report.fault(&wanted).is_none() && report.text().contains("note: 13 ids were given, and 12 rows found")
         );
-        let none = Report::new(Survey::default(), false).fault(&wanted).unwrap();
+        let none = Report::default().fault(&wanted).unwrap();
         assert_eq!((none.kind(), none.kind().exit_code()), (Kind::NothingMatched, 1));
     }
 }

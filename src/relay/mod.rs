@@ -47,12 +47,11 @@ mod write_back;
 pub(crate) use self::jobs::RetentionLimit;
 pub(crate) use self::recovery::{can_be_read, which};
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
-pub(crate) use self::shared_loop::{RETRY_INTERVAL, at_once};
+pub(crate) use self::shared_loop::RETRY_INTERVAL;
 use self::stop::{Stop, StopSignal};
 use self::store::Known;
 use self::supervisor::Relay;
 pub(crate) use self::supervisor::no_dead_letters;
-pub(crate) use self::table_loop::ROWS_PER_TURN;
 
 /// How often old rows are looked for.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);

@@ -28,10 +28,10 @@ use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
+use crate::relay::RETRY_INTERVAL;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::{RETRY_INTERVAL, ROWS_PER_TURN, at_once};
 use crate::route::Router;
 use crate::sink::AnySink;
 use crate::source::control::timeline;
@@ -136,12 +136,20 @@ fn orderless(table: &str, count: u64) -> Error {
     Error::new(Kind::Config, cause).remedy(format!("{NEEDS_ORDER}; or replay one row at a time with --id"))
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayProgress {
+    #[serde(skip)]
     pub taken: u64,
+    #[serde(rename = "published")]
     pub acked: u64,
-    /// The table and id of the last row that is acked together with all rows before it.
-    pub up_to: Option<(String, String)>,
+    /// The last row that is acked together with all rows before it.
+    pub up_to: Option<UpTo>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct UpTo {
+    pub outbox: String,
+    pub id: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -398,21 +406,9 @@ impl Publishing<'_> {
                 () = self.turns.next(retry) => {}
                 () = self.publisher.receive_deliveries() => self.publisher.delivered()?,
                 error = &mut self.unusable => return Err(error),
-                row = rows.next(), if room => {
-                    let (mut next, mut left) = (row?, ROWS_PER_TURN);
-                    ended = next.is_none();
-                    while let Some(row) = next.take() {
-                        self.take(at, &row, polled)?;
-                        left -= 1;
-                        if left == 0 || !self.publisher.has_room() {
-                            break;
-                        }
-                        // Takes a row that is already there, without waiting.
-                        if let Some(row) = at_once(rows.next()).await {
-                            next = row?;
-                            ended = next.is_none();
-                        }
-                    }
+                row = rows.next(), if room => match row? {
+                    Some(row) => self.take(at, &row, polled)?,
+                    None => ended = true,
                 }
             }
         }
@@ -439,7 +435,7 @@ impl Publishing<'_> {
             && let Some(RowInFlight { table, id, .. }) = self.in_flight.pop_front()
         {
             let table = self.tables.get(table).map(|table| table.facts.name.to_string());
-            self.published.up_to = table.map(|table| (table, id));
+            self.published.up_to = table.map(|outbox| UpTo { outbox, id });
         }
     }
 }
