@@ -7,7 +7,7 @@
 //! | [`resolver`] | sends dead letters to their own topics, and writes their markers |
 //!
 //! Kafka cannot delete a single record. So a marker resolves a dead letter: a later record in the same partition, with
-//! the same key and no value. Markers are read first, and memory holds two bits for each dead letter. Dead letters are
+//! the same key and no value. Markers are read first, and memory holds a byte for each dead letter. Dead letters are
 //! read one by one and never held; those to send are read once more.
 //!
 //! Any client may have written a record, so no record is trusted (P11).

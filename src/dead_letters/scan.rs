@@ -47,7 +47,7 @@ pub(crate) struct Scan {
 impl Scan {
     /// Opens the part of the topic in which `wanted` can be, and reads its markers. `None` if the topic does not exist.
     ///
-    /// Memory holds two bits for each dead letter.
+    /// Memory holds a byte for each dead letter.
     /// Errors: `Kind::Config` for invalid `options`, which are those of [`Options::reader`]; those of
     /// [`TopicReader::read`].
     pub(crate) fn open(options: Options, topic: &str, wanted: &DeadLetterFilter, say: Say<'_>) -> Result<Option<Scan>> {
@@ -135,48 +135,26 @@ impl Counts {
 }
 
 const CHUNK: i64 = 4096;
-/// The number of words with one bit for each offset.
-const WORDS: usize = CHUNK as usize / u64::BITS as usize;
 
-struct Chunk {
-    resolved: [u64; WORDS],
-    dropped: [u64; WORDS],
-}
-
-/// Resolved dead letters: two bits per record of a chunk that has one. A million records take 256 KiB.
+/// Resolved dead letters by partition and chunk of offsets: a byte per record of a chunk that has one.
 #[derive(Default)]
-struct Resolved(HashMap<(i32, i64), Box<Chunk>>);
+struct Resolved(HashMap<(i32, i64), Box<[Option<Outcome>; CHUNK as usize]>>);
 
 impl Resolved {
     /// Adds a marker. The last of several markers for a dead letter counts.
     fn take(&mut self, marker: &Marker) {
-        let Some((chunk, word, bit)) = place(marker.letter) else { return };
-        let empty = || Box::new(Chunk { resolved: [0; WORDS], dropped: [0; WORDS] });
-        let chunk = self.0.entry(chunk).or_insert_with(empty);
-        if let (Some(resolved), Some(dropped)) = (chunk.resolved.get_mut(word), chunk.dropped.get_mut(word)) {
-            *resolved |= bit;
-            match marker.outcome {
-                Outcome::Dropped => *dropped |= bit,
-                Outcome::Retried => *dropped &= !bit,
-            }
+        let At { partition, offset } = marker.letter;
+        let chunk = self.0.entry((partition, offset / CHUNK)).or_insert_with(|| Box::new([None; CHUNK as usize]));
+        if let Some(outcome) = chunk.get_mut((offset % CHUNK) as usize) {
+            *outcome = Some(marker.outcome);
         }
     }
 
     /// The outcome of the dead letter at `at`, if it is resolved.
     fn outcome(&self, at: At) -> Option<Outcome> {
-        let (chunk, word, bit) = place(at)?;
-        let chunk = self.0.get(&chunk)?;
-        let has = |words: &[u64; WORDS]| words.get(word).is_some_and(|word| word & bit != 0);
-        let outcome = if has(&chunk.dropped) { Outcome::Dropped } else { Outcome::Retried };
-        has(&chunk.resolved).then_some(outcome)
+        let chunk = self.0.get(&(at.partition, at.offset / CHUNK))?;
+        *chunk.get((at.offset % CHUNK) as usize)?
     }
-}
-
-/// The chunk, the word in the chunk and the bit in the word.
-fn place(at: At) -> Option<((i32, i64), usize, u64)> {
-    let inside = usize::try_from(at.offset.rem_euclid(CHUNK)).ok()?;
-    let bits = u64::BITS as usize;
-    Some(((at.partition, at.offset.div_euclid(CHUNK)), inside / bits, 1 << (inside % bits)))
 }
 
 /// Restricts each partition to the offsets from the first named dead letter on, because its marker is a later record.
@@ -365,6 +343,6 @@ mod tests {
         for offset in 0..1_000_000 {
             resolved.take(&Marker { letter: At { partition: 0, offset }, outcome: Outcome::Retried, when: None });
         }
-        assert!(resolved.0.len() * size_of::<Chunk>() < 256 << 10);
+        assert!(resolved.0.values().map(|chunk| size_of_val(&**chunk)).sum::<usize>() < 1 << 20);
     }
 }

@@ -16,7 +16,7 @@ use super::{
     UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
-use crate::cli::output::{Outcome, Output, aligned, cell, counted, hex, labelled, note, notes, print_report, warn};
+use crate::cli::output::{Grid, Outcome, Output, cell, counted, hex, labelled, note, notes, print_report, warn};
 use crate::cli::progress::{Bar, Sending};
 use crate::clock::now_us;
 use crate::config::Config;
@@ -75,8 +75,8 @@ impl Store for DeadLetters {
         !self.named.is_empty()
     }
 
-    /// Reads the topic twice, because the marker of a dead letter is behind it. Memory holds the listed dead letters, two
-    /// bits for each resolved one, and the records fetched ahead.
+    /// Reads the topic twice, because the marker of a dead letter is behind it. Memory holds the listed dead letters, a
+    /// byte for each resolved one, and the records fetched ahead.
     async fn list(args: &ListArgs<Self>) -> Result<Found> {
         let topic = Topic::open(&args.chosen, args.output, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
@@ -94,7 +94,7 @@ impl Store for DeadLetters {
     }
 
     /// Reads the topic up to its end at the beginning, three times: for the markers, to count the dead letters, and to send
-    /// them. Memory holds two bits for each resolved dead letter, `kafka.max_in_flight_bytes` of records in flight, and
+    /// them. Memory holds a byte for each resolved dead letter, `kafka.max_in_flight_bytes` of records in flight, and
     /// the records fetched ahead.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let topic = Topic::open(&args.chosen, args.consent.output, flags(&args.more))?;
@@ -489,19 +489,18 @@ impl Resolution {
     fn text(&self) -> String {
         let mut text = self.counts.text() + "\n";
         if !self.topics.is_empty() {
-            let topic = |(topic, count): (&String, &u64)| {
-                [format!("  {}", cell(topic.as_bytes(), NAME_CHARS_MAX)), count.to_string()]
+            let line = |(topic, count): (&String, &u64)| {
+                (format!("  {}", cell(topic.as_bytes(), NAME_CHARS_MAX)), count.to_string())
             };
-            text += &format!("to be sent to\n{}\n", aligned(&self.topics.iter().map(topic).collect::<Vec<_>>()));
+            text += &format!("to be sent to\n{}", labelled(self.topics.iter().map(line)));
         }
         if self.unsendable > 0 {
             let cell = |text: &Option<String>| cell(text.as_deref().unwrap_or("-").as_bytes(), NAME_CHARS_MAX);
-            let cells = |left: &Unsendable| {
-                let id = format!("id {}", cell(&left.row_id));
-                [format!("  {}", left.letter), cell(&left.outbox), id, left.why.clone()]
-            };
-            let rows: Vec<_> = self.unsendable_letters.iter().map(cells).collect();
-            text += &format!("no record to send: {}\n{}\n", dead_letters(self.unsendable), aligned(&rows));
+            let mut grid = Grid::default();
+            for Unsendable { letter, outbox, row_id, why } in &self.unsendable_letters {
+                grid.row([&format_args!("  {letter}"), &cell(outbox), &format_args!("id {}", cell(row_id)), why]);
+            }
+            text += &format!("no record to send: {}\n{}", dead_letters(self.unsendable), grid.text());
         }
         text + &notes(&self.notes)
     }
