@@ -13,13 +13,8 @@ pub(crate) mod wire {
     pub(crate) const EPOCH_US: i64 = 946_684_800_000_000;
 
     pub(crate) fn begin(commit_lsn: u64, committed_at_us: i64, xid: u32) -> Vec<u8> {
-        [
-            &b"B"[..],
-            &commit_lsn.to_be_bytes(),
-            &committed_at_us.wrapping_sub(EPOCH_US).to_be_bytes(),
-            &xid.to_be_bytes(),
-        ]
-        .concat()
+        let time = committed_at_us.wrapping_sub(EPOCH_US).to_be_bytes();
+        [&b"B"[..], &commit_lsn.to_be_bytes(), &time, &xid.to_be_bytes()].concat()
     }
 
     pub(crate) fn commit(commit_lsn: u64, end_lsn: u64, committed_at_us: i64) -> Vec<u8> {
@@ -140,14 +135,10 @@ fn leak_tuple(values: &[Value<'_>]) -> Tuple<'static> {
     Tuple::read(&mut Cursor::new(&bytes[6..])).unwrap()
 }
 
-fn decode_and_walk(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
-    check(bytes);
-    decode(bytes)
-}
-
 /// Whatever comes of `bytes`, values must be as many as declared and lie inside them, and so must an error's offset.
-fn check(bytes: &[u8]) {
-    match decode(bytes) {
+fn decode_and_walk(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
+    let decoded = decode(bytes);
+    match &decoded {
         Ok(Message::Insert(insert)) => {
             assert_eq!(insert.tuple.values().count(), insert.tuple.len());
             let inside = bytes.as_ptr_range();
@@ -164,6 +155,7 @@ fn check(bytes: &[u8]) {
             assert!(error.to_string().starts_with(error.what));
         }
     }
+    decoded
 }
 
 #[test]
@@ -238,38 +230,13 @@ fn a_damaged_message_is_an_error_that_names_its_offset() {
     assert_eq!(decode_and_walk(&first), Ok(Message::Begin(decoded)));
 }
 
-#[test]
-fn a_short_read_names_the_offset_and_what_was_wanted() {
-    let mut cursor = Cursor::new(&[0, 0, 0, 7, 1, 2]);
-    assert_eq!(cursor.u32("a number"), Ok(7));
-    let error = cursor.i64("a time").unwrap_err();
-    assert_eq!(error, DecodeError { offset: 4, what: "a time", problem: Problem::Short { wanted: 8, left: 2 } });
-    assert_eq!(error.to_string(), "a time at byte 4 wants 8 bytes and 2 are left");
-    assert_eq!(cursor.rest(), [1, 2], "a failed read must not move");
-}
-
-#[test]
-fn a_tuple_with_a_wrong_count_length_or_kind_is_refused() {
-    for (bytes, offset) in [
-        (&b"\0\x02n"[..], 3),
-        (b"\0\x01t\x7f\xff\xff\xffx", 7),
-        (b"\0\x01t\xff\xff\xff\xffx", 3),
-        (b"\x80\0", 0),
-        (b"\0\x01x", 2),
-        (b"\0", 0),
-    ] {
-        let error = Tuple::read(&mut Cursor::new(bytes)).unwrap_err();
-        assert_eq!(error.offset, offset, "{bytes:?}: {error}");
-    }
-}
-
 proptest! {
     #[test]
     fn arbitrary_bytes_behind_a_known_tag_never_panic(
         tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),
         bytes in vec(prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()], 0..60),
     ) {
-        check(&[&[tag][..], &bytes].concat());
+        let _ = decode_and_walk(&[&[tag][..], &bytes].concat());
     }
 
     #[test]
@@ -279,19 +246,6 @@ proptest! {
         let messages = one_of_each();
         let mut bytes = which.get(&messages).0.clone();
         *at.get_mut(&mut bytes) = byte;
-        check(&bytes);
-    }
-
-    #[test]
-    fn any_inserted_row_decodes_to_its_original_values(row in vec(
-        prop_oneof![
-            Just(None),
-            vec(any::<u8>(), 0..40).prop_map(Some),
-        ], 0..30,
-    )) {
-        let values: Vec<_> = row.iter().map(|value| value.as_deref().map_or(Value::Null, Value::Text)).collect();
-        let bytes = wire::insert(3, &values);
-        let Ok(Message::Insert(insert)) = decode_and_walk(&bytes) else { panic!("not an insert") };
-        prop_assert_eq!(insert.tuple.values().collect::<Vec<_>>(), values);
+        let _ = decode_and_walk(&bytes);
     }
 }

@@ -402,9 +402,9 @@ impl BaseTypes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EventSource, OutboxConfig, SlotName};
+    use crate::config::{EventSource, OutboxConfig};
     use crate::decode::{Value, wire};
-    use crate::error::Kind;
+    use crate::error::{Error, Kind};
     use crate::event::tests::{COLUMNS, outbox};
     use crate::position::Partial;
 
@@ -425,10 +425,14 @@ mod tests {
     }
 
     fn row(id: &str) -> Vec<u8> {
-        wire::insert(
-            OUTBOX,
-            &[Value::Text(id.as_bytes()), Value::Text(b"order"), Value::Null, Value::Null, Value::Null],
-        )
+        let id = Value::Text(id.as_bytes());
+        wire::insert(OUTBOX, &[id, Value::Text(b"order"), Value::Null, Value::Null, Value::Null])
+    }
+
+    /// The position at 90, with so many events of this transaction delivered.
+    fn inside(commit_lsn: u64, index: u64) -> Position {
+        let partial = Partial { commit_lsn: Lsn::new(commit_lsn), index };
+        Position { end_lsn: Lsn::new(90), partial: Some(partial) }
     }
 
     /// An assembler inside the transaction at 100, the outbox described.
@@ -445,6 +449,10 @@ mod tests {
         }
     }
 
+    fn of_slot(error: EventError) -> Error {
+        error.into_error(&"orders".parse().unwrap())
+    }
+
     #[test]
     fn of_a_covered_transaction_nothing_comes_but_descriptions() {
         let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
@@ -454,10 +462,8 @@ mod tests {
         assert_eq!(feed(&mut assembler, &wire::delete(OUTBOX, &[])), Ok(Step::Nothing));
         assert_eq!(feed(&mut assembler, &wire::commit(100, 130, 9)), Ok(Step::Nothing));
         assert_eq!(assembler.ignored(), Ignored::default());
-        assert_eq!(
-            feed(&mut assembler, &wire::begin(130, 9, 2)),
-            Ok(Step::Begin { commit_lsn: Lsn::new(130), xid: 2 })
-        );
+        let begun = Step::Begin { commit_lsn: Lsn::new(130), xid: 2 };
+        assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(begun));
         assert!(matches!(feed(&mut assembler, &row("8")), Ok(Step::Event(_))), "the description still holds");
     }
 
@@ -465,16 +471,8 @@ mod tests {
     fn a_description_in_mid_transaction_replaces_the_one_before() {
         let mut assembler = in_a_transaction(Position::default());
         feed(&mut assembler, &row("1")).unwrap();
-        feed(
-            &mut assembler,
-            &wire::relation(
-                OUTBOX,
-                "public",
-                "outbox",
-                &["payload", "x", "type", "aggregateid", "id", "aggregatetype"],
-            ),
-        )
-        .unwrap();
+        let columns = ["payload", "x", "type", "aggregateid", "id", "aggregatetype"];
+        feed(&mut assembler, &wire::relation(OUTBOX, "public", "outbox", &columns)).unwrap();
         let message = wire::insert(OUTBOX, &[&b"p"[..], b"x", b"t", b"a", b"i", b"g"].map(Value::Text));
         let Ok(Step::Event(event)) = feed(&mut assembler, &message) else { panic!("not an event") };
         assert_eq!([0, 3, 1].map(|place| event.row.get(place)), [&b"i"[..], b"p", b"g"].map(Some));
@@ -487,16 +485,13 @@ mod tests {
     fn a_missing_column_is_an_error_only_for_an_event_that_needs_it() {
         let lacking =
             wire::relation(OUTBOX, "public", "outbox", &["id", "aggregatetype", "aggregateid", "type", "bo\ndy"]);
-        let partial = Partial { commit_lsn: Lsn::new(100), index: 1 };
-        let mut assembler = in_a_transaction(Position { end_lsn: Lsn::new(90), partial: Some(partial) });
+        let mut assembler = in_a_transaction(inside(100, 1));
         feed(&mut assembler, &lacking).unwrap();
         assert_eq!(feed(&mut assembler, &row("1")), Ok(Step::Nothing));
         let error = feed(&mut assembler, &row("2")).unwrap_err();
         let text = "event at index 1 of the transaction at 0/64: table public.outbox has no column payload; it has \"id\", \
                     \"aggregatetype\", \"aggregateid\", \"type\", \"bo\\ndy\"";
-        assert_eq!(error.to_string(), text);
-        let slot: SlotName = "orders".parse().unwrap();
-        let error = error.into_error(&slot);
+        let error = of_slot(error);
         assert_eq!((error.kind(), error.cause()), (Kind::Publication, format!("slot orders: {text}").as_str()));
         assert!(error.what_to_do().unwrap().contains("payload"));
         let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
@@ -506,42 +501,22 @@ mod tests {
     #[test]
     fn a_row_no_event_can_be_made_of_is_named_and_its_payload_is_not() {
         let text = |text: &'static str| Value::Text(text.as_bytes());
-        let slot: SlotName = "orders".parse().unwrap();
-        for (values, column, fault, id) in [
-            ([Value::Null, text("t"), text("k"), text("e"), text("hidden")], "id", Fault::Null, None),
-            (
-                [text("7\n"), text("t"), Value::Unchanged, text("e"), text("hidden")],
-                "aggregateid",
-                Fault::Unchanged,
-                Some("\"7\\n\""),
-            ),
-            (
-                [text("7"), Value::Binary(b"hidden"), text("hidden"), Value::Unchanged, Value::Null],
-                "aggregatetype",
-                Fault::Binary,
-                Some("\"7\""),
-            ),
-            (
-                [text("7"), text("t"), text("hidden"), Value::Null, Value::Unchanged],
-                "payload",
-                Fault::Unchanged,
-                Some("\"7\""),
-            ),
-        ] {
+        let unnamed = [Value::Null, text("t"), text("k"), text("e"), text("hidden")];
+        let named = [text("7\n"), Value::Binary(b"hidden"), text("hidden"), text("e"), Value::Null];
+        for (values, name, column, fault) in
+            [(unnamed, "", "id", Fault::Null), (named, ", row \"7\\n\"", "aggregatetype", Fault::Binary)]
+        {
             let mut assembler = in_a_transaction(Position::default());
             feed(&mut assembler, &row("0")).unwrap();
             let error = feed(&mut assembler, &wire::insert(OUTBOX, &values)).unwrap_err();
-            let EventError::Value { place, column: found, fault: what, id: shown, .. } = &error else {
-                panic!("{error}")
-            };
-            assert_eq!((place.index, place.commit_lsn), (1, Lsn::new(100)));
-            assert_eq!((found.as_str(), *what), (column, fault));
-            assert_eq!(shown.as_ref().map(Shown::to_string).as_deref(), id);
-            let error = error.into_error(&slot);
-            assert_eq!(error.kind(), Kind::Event);
-            let text = format!("{error} {}", error.what_to_do().unwrap());
-            assert!(text.contains("slot orders: event at index 1 of the transaction at 0/64"), "{text}");
-            assert!(text.contains(column) && !text.contains("hidden"), "{text}");
+            assert!(matches!(&error, EventError::Value { fault: found, .. } if *found == fault), "{error}");
+            let error = of_slot(error);
+            assert_eq!(error.kind(), Kind::Event, "{column}");
+            let start = format!(
+                "slot orders: event at index 1 of the transaction at 0/64{name}: column {column} of public.outbox"
+            );
+            assert!(error.cause().starts_with(&start), "{error}");
+            assert!(!format!("{error} {}", error.what_to_do().unwrap()).contains("hidden"), "{error}");
         }
     }
 
@@ -599,30 +574,23 @@ mod tests {
 
     #[test]
     fn a_position_that_is_not_of_this_stream_is_an_error() {
-        let slot: SlotName = "orders".parse().unwrap();
-        let mut assembler = in_a_transaction(Position::at(Lsn::new(120)));
-        let error = feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap_err();
-        assert!(matches!(error, EventError::PositionInside { .. }), "{error}");
-        assert_eq!(error.into_error(&slot).kind(), Kind::PositionMismatch);
-
-        let partial = |commit_lsn, index| {
-            let partial = Partial { commit_lsn: Lsn::new(commit_lsn), index };
-            Position { end_lsn: Lsn::new(90), partial: Some(partial) }
-        };
-        let mut assembler = in_a_transaction(partial(100, 2));
-        feed(&mut assembler, &row("1")).unwrap();
-        let error = feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap_err();
-        assert!(matches!(error, EventError::PartialMissing { events: 1, .. }), "{error}");
-        assert_eq!(error.into_error(&slot).kind(), Kind::PositionMismatch);
-
-        let mut assembler = Assembler::new(&[outbox()], partial(99, 2));
+        let committed = [row("1"), wire::commit(100, 130, 9)];
+        for (name, resume, messages, expected) in [
+            ("it ends inside", Position::at(Lsn::new(120)), &committed[1..], "PositionInside"),
+            ("fewer events", inside(100, 2), &committed[..], "PartialMissing"),
+        ] {
+            let mut assembler = in_a_transaction(resume);
+            let error = messages.iter().find_map(|message| feed(&mut assembler, message).err()).unwrap();
+            assert!(format!("{error:?}").starts_with(expected), "{name}: {error:?}");
+            assert_eq!(of_slot(error).kind(), Kind::PositionMismatch, "{name}");
+        }
+        let mut assembler = Assembler::new(&[outbox()], inside(99, 2));
         let error = feed(&mut assembler, &wire::begin(100, 9, 1)).unwrap_err();
         assert!(matches!(error, EventError::PartialMissing { events: 0, .. }), "{error}");
 
-        let mut assembler = in_a_transaction(partial(140, 1));
-        let messages =
-            [row("1"), wire::commit(100, 130, 9), wire::begin(140, 9, 2), row("2"), wire::commit(140, 150, 9)];
-        feed_all(&mut assembler, &messages);
+        let mut assembler = in_a_transaction(inside(140, 1));
+        feed_all(&mut assembler, &committed);
+        feed_all(&mut assembler, &[wire::begin(140, 9, 2), row("2"), wire::commit(140, 150, 9)]);
         assert!(feed(&mut assembler, &wire::begin(160, 9, 3)).is_ok(), "the partial transaction came");
     }
 
@@ -644,35 +612,26 @@ mod tests {
     #[test]
     fn events_of_several_outboxes_count_on_in_their_transaction() {
         const SALES: u32 = 16_390;
-        let mut assembler = Assembler::new(&several(), Position::default());
-        feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
-        feed_all(&mut assembler, &[wire::relation(SALES, "sales", "events", &["body", "x", "number"])]);
+        let sales = wire::relation(SALES, "sales", "events", &["body", "x", "number"]);
+        let begun = [wire::begin(100, 7, 1), described(), sales];
         let messages = [
             row("7"),
             wire::logical_message(0x40, "shop", br#"{"type": "Placed"}"#),
             wire::insert(SALES, &[Value::Text(b"{}"), Value::Null, Value::Text(b"1")]),
             row("8"),
         ];
-        let mut told = Vec::new();
-        for message in &messages {
+        let mut assembler = Assembler::new(&several(), Position::default());
+        feed_all(&mut assembler, &begun);
+        let expected = [(0, "7", "order"), (2, "0/40", "Placed"), (1, "1", "{}"), (0, "8", "order")];
+        for ((index, message), (outbox, id, value)) in (0..).zip(&messages).zip(expected) {
             let Ok(Step::Event(event)) = feed(&mut assembler, message) else { panic!("not an event") };
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            told.push((event.outbox, event.place.index, text(event.id()), event.row.get(1).map(text)));
+            assert_eq!((event.outbox, event.place.index), (outbox, index));
+            assert_eq!((event.id(), event.row.get(1)), (id.as_bytes(), Some(value.as_bytes())));
         }
-        let expected = [(0, 0, "7", "order"), (2, 1, "0/40", "Placed"), (1, 2, "1", "{}"), (0, 3, "8", "order")];
-        let expected =
-            expected.map(|(outbox, index, id, value)| (outbox, index, id.to_owned(), Some(value.to_owned())));
-        assert_eq!(told, expected);
-
-        let partial = Partial { commit_lsn: Lsn::new(100), index: 2 };
-        assembler.resume_at(Position { end_lsn: Lsn::ZERO, partial: Some(partial) });
-        feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
-        feed_all(&mut assembler, &[wire::relation(SALES, "sales", "events", &["body", "x", "number"])]);
-        let steps: Vec<_> = messages.iter().map(|message| feed(&mut assembler, message).unwrap()).collect();
-        assert!(
-            matches!(steps.as_slice(), [Step::Nothing, Step::Nothing, Step::Event(_), Step::Event(_)]),
-            "{steps:?}"
-        );
+        assembler.resume_at(inside(100, 2));
+        feed_all(&mut assembler, &begun);
+        let is_event = messages.map(|message| matches!(feed(&mut assembler, &message), Ok(Step::Event(_))));
+        assert_eq!(is_event, [false, false, true, true]);
     }
 
     #[test]
@@ -686,40 +645,34 @@ mod tests {
         let another_key = wire::update(OUTBOX, &[Value::Text(b"7")], &[Value::Text(b"8"), Value::Unchanged]);
         assert_eq!(feed(&mut assembler, &another_key), Ok(Step::Nothing));
         assert_eq!(feed(&mut assembler, &wire::truncate(&[OUTBOX, 7])), Ok(Step::Nothing));
-        feed_all(&mut assembler, &[wire::commit(100, 130, 7)]);
+        feed_all(&mut assembler, &[wire::delete(OUTBOX, &[]), wire::delete(OUTBOX, &[]), wire::commit(100, 130, 7)]);
         let what = protocol_fault(&mut assembler, &wire::logical_message(0x40, "shop", b"{}"));
         assert_eq!(what, "a transactional message outside a transaction");
         assembler.resume_at(Position::default());
-        let ignored = Ignored { updates: 1, deletes: 0, truncates: 1, messages: 3 };
+        let ignored = Ignored { updates: 1, deletes: 2, truncates: 1, messages: 3 };
         assert_eq!(assembler.ignored(), ignored, "a reconnect does not reset a counter");
     }
 
     #[test]
     fn a_message_whose_content_has_no_members_is_named_by_where_it_stands() {
-        let slot: SlotName = "orders".parse().unwrap();
-        let mut outboxes = several();
-        let refused = |outboxes: &[OutboxConfig], content: &[u8]| {
-            let mut assembler = Assembler::new(outboxes, Position::default());
+        let mut without_id = several();
+        without_id[2].columns = vec!["id".to_owned(), "type".to_owned()];
+        for (outboxes, content, cause) in [
+            (
+                several(),
+                &b"Placed"[..],
+                "type of messages with prefix \"shop\" is a member of the content, which is no JSON object",
+            ),
+            (without_id, br#"{"type": "Placed"}"#, "id of messages with prefix \"shop\" is NULL"),
+        ] {
+            let mut assembler = Assembler::new(&outboxes, Position::default());
             feed_all(&mut assembler, &[wire::begin(100, 7, 1)]);
-            let message = wire::logical_message(0x40, "shop", content);
-            let error = feed(&mut assembler, &message).unwrap_err().into_error(&slot);
-            assert!(
-                error.what_to_do().is_some_and(|todo| todo.contains("members") && todo.contains("advance")),
-                "{error:?}"
-            );
-            error.cause().to_owned()
-        };
-        assert_eq!(
-            refused(&outboxes, b"Placed"),
-            "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column type of messages with prefix \
-             \"shop\" is a member of the content, which is no JSON object"
-        );
-        outboxes[2].columns = vec!["id".to_owned(), "type".to_owned()];
-        assert_eq!(
-            refused(&outboxes, br#"{"type": "Placed"}"#),
-            "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column id of messages with prefix \
-             \"shop\" is NULL"
-        );
+            let error = of_slot(feed(&mut assembler, &wire::logical_message(0x40, "shop", content)).unwrap_err());
+            let place = "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column ";
+            assert_eq!(error.cause(), format!("{place}{cause}"));
+            let todo = error.what_to_do().unwrap();
+            assert!(todo.contains("members") && todo.contains("advance"), "{todo}");
+        }
     }
 
     #[test]
@@ -745,14 +698,9 @@ mod tests {
         let types = BaseTypes::new(HashMap::from(bases), Lsn::new(100));
         let base = |oid, modifier, lsn| types.base(of(oid, modifier), Lsn::new(lsn));
         let amount = Some(of(1700, 655_366));
-        assert_eq!(
-            (base(20_000, -1, 50), base(20_000, -1, 150), base(13_000, -1, 150)),
-            (amount, amount, Some(of(23, -1)))
-        );
-        assert_eq!(base(20_002, 5, 150), Some(of(20_002, 5)));
+        assert_eq!([base(20_000, -1, 50), base(20_000, -1, 150), base(1700, 655_366, 101)], [amount; 3]);
+        assert_eq!([base(13_000, -1, 150), base(20_002, 5, 150)], [Some(of(23, -1)), Some(of(20_002, 5))]);
         // An enum, or a domain that was dropped since: text either way.
-        assert_eq!(base(20_001, -1, 100), Some(of(20_001, -1)));
-        assert_eq!(base(20_001, -1, 101), None);
-        assert_eq!(base(1700, 655_366, 101), amount);
+        assert_eq!([base(20_001, -1, 100), base(20_001, -1, 101)], [Some(of(20_001, -1)), None]);
     }
 }

@@ -332,26 +332,21 @@ mod tests {
     #[test]
     fn a_row_id_gives_back_its_values_the_id_first() {
         for values in [&[&b"7"[..]][..], &[b"o-1", b"2026-01-01 00:00:00+00", b"x"], &[b"", b"5"], &[b""]] {
-            let mut key = Vec::new();
-            join(values.iter().copied(), &mut key);
-            let row = RowId { outbox: 1, key };
+            let row = RowId::new(1, values.iter().copied());
             assert_eq!(row.values().collect::<Vec<_>>(), values);
             assert_eq!(row.id(), values[0]);
         }
     }
 
     fn relation(columns: &[&str]) -> Relation {
-        match decode(&wire::relation(1, "public", "outbox", columns)) {
-            Ok(Message::Relation(relation)) => relation,
-            other => panic!("not a relation: {other:?}"),
-        }
+        let described = wire::relation(1, "public", "outbox", columns);
+        let Ok(Message::Relation(relation)) = decode(&described) else { panic!("not a relation") };
+        relation
     }
 
-    fn insert(bytes: &[u8]) -> Insert<'_> {
-        match decode(bytes) {
-            Ok(Message::Insert(insert)) => insert,
-            other => panic!("not an insert: {other:?}"),
-        }
+    fn tuple(bytes: &[u8]) -> Tuple<'_> {
+        let Ok(Message::Insert(insert)) = decode(bytes) else { panic!("not an insert") };
+        insert.tuple
     }
 
     fn needed(names: &[&str]) -> OutboxConfig {
@@ -362,7 +357,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_needed_value_is_named_and_with_another_is_not() {
         let mapping = Mapping::new(&needed(&["id", "a"]), &relation(&["other", "a", "id"])).unwrap();
-        let fault = |values: &[Value<'_>]| mapping.fault(&insert(&wire::insert(1, values)).tuple);
+        let fault = |values: &[Value<'_>]| mapping.fault(&tuple(&wire::insert(1, values)));
         let id = Value::Text(b"7");
         assert_eq!(fault(&[Value::Unchanged, Value::Null, id]), None);
         assert_eq!(fault(&[Value::Null, Value::Unchanged, id]), Some((1, Fault::Unchanged)));
@@ -378,7 +373,7 @@ mod tests {
             let mapping = Arc::new(Mapping::new(&outbox, &relation(columns)).unwrap());
             let values: Vec<_> = columns.iter().map(|name| Value::Text(name.as_bytes())).collect();
             let bytes = wire::insert(1, &values);
-            let (mut key, row) = (Vec::new(), Row::new(insert(&bytes).tuple, &mapping));
+            let (mut key, row) = (Vec::new(), Row::new(tuple(&bytes), &mapping));
             row.write_key(&mut key);
             (key, row.has_key())
         };
@@ -400,26 +395,20 @@ mod tests {
         let json =
             br#" {"o": {"a": [1, 2]}, "x": 1, "s": "a \"b\" \u00e9", "n": 12.50, "b": true, "null": null, "id": "7"} "#;
         let row = content(&needed, json).unwrap();
-        let values: Vec<_> =
-            (0..9).map(|place| row.get(place).map(|value| std::str::from_utf8(value).unwrap())).collect();
-        assert_eq!(
-            values,
-            [
-                Some("7"),
-                Some("0/1F"),
-                Some("a \"b\" é"),
-                Some("12.50"),
-                Some(r#"{"a": [1, 2]}"#),
-                Some("true"),
-                None,
-                None,
-                None
-            ]
-        );
-        assert_eq!(
-            (row.column_type(2).oid, row.column_type(3).oid, row.column_type(4).oid, row.column_type(99).oid),
-            (TEXT, JSON, JSON, 0)
-        );
+        for (place, value, type_oid) in [
+            (0, Some("7"), TEXT),
+            (1, Some("0/1F"), TEXT),
+            (2, Some("a \"b\" é"), TEXT),
+            (3, Some("12.50"), JSON),
+            (4, Some(r#"{"a": [1, 2]}"#), JSON),
+            (5, Some("true"), JSON),
+            (6, None, TEXT),
+            (7, None, TEXT),
+            (99, None, 0),
+        ] {
+            let found = (row.get(place).map(|value| std::str::from_utf8(value).unwrap()), row.column_type(place).oid);
+            assert_eq!(found, (value, type_oid), "{:?}", needed.get(place));
+        }
     }
 
     #[test]
@@ -435,28 +424,21 @@ mod tests {
 
     const PLACE: Place = Place { commit_lsn: Lsn::new(7), index: 3, via: Via::Table };
 
-    fn polled(needed: &[&str], columns: &[(&str, u32)]) -> Result<Polled, String> {
-        let needed = needed.iter().map(|name| (*name).to_owned()).collect();
-        let outbox = OutboxConfig { columns: needed, ..OutboxConfig::default() };
-        let column = |(name, type_oid): &(&str, u32)| RelationColumn {
-            name: (*name).to_owned(),
-            type_oid: *type_oid,
-            type_modifier: -1,
-        };
-        Polled::new(&outbox, columns.iter().map(column).collect())
+    fn polled(needed: &[&str], columns: &[&str]) -> Result<Polled, String> {
+        Polled::new(&self::needed(needed), relation(columns).columns)
     }
 
     #[test]
     fn a_null_id_a_missing_column_and_a_row_of_another_width_are_no_events() {
-        let of = || polled(&["id", "v"], &[("v", 25), ("id", 20)]);
-        assert_eq!(of().unwrap().event(PLACE, 0, [Some(&b"1"[..]), None].into_iter()), Err((0, Fault::Null)));
-        assert_eq!(of().unwrap().event(PLACE, 0, [Some(&b"1"[..])].into_iter()), Err((0, Fault::Unchanged)));
-        assert_eq!(polled(&["id", "w"], &[("v", 25), ("id", 20)]).unwrap_err(), "w");
+        let mut of = polled(&["id", "v"], &["v", "id"]).unwrap();
+        assert_eq!(of.event(PLACE, 0, [Some(&b"1"[..]), None].into_iter()), Err((0, Fault::Null)));
+        assert_eq!(of.event(PLACE, 0, [Some(&b"1"[..])].into_iter()), Err((0, Fault::Unchanged)));
+        assert_eq!(polled(&["id", "w"], &["v", "id"]).unwrap_err(), "w");
     }
 
     #[test]
     fn the_buffer_of_a_large_row_is_freed_for_the_next_row() {
-        let mut polled = polled(&["id"], &[("id", 25)]).unwrap();
+        let mut polled = polled(&["id"], &["id"]).unwrap();
         let large = vec![b'x'; 4 * KEPT_BYTES_MAX];
         assert_eq!(polled.event(PLACE, 0, [Some(&large[..])].into_iter()).unwrap().id().len(), large.len());
         polled.event(PLACE, 0, [Some(&b"1"[..])].into_iter()).unwrap();

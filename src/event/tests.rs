@@ -102,37 +102,18 @@ fn line(message: &Message<'_>) -> String {
 }
 
 /// The steps of the table in `outbox`, up to the first error.
-fn steps<'a>(outbox: &OutboxConfig, messages: &'a [(Lsn, Vec<u8>)]) -> (Assembler, Vec<Result<Step<'a>, EventError>>) {
+fn steps<'a>(outbox: &OutboxConfig, messages: &'a [(Lsn, Vec<u8>)]) -> Vec<Result<Step<'a>, EventError>> {
     let mut assembler = Assembler::new(std::slice::from_ref(outbox), Position::default());
-    let mut steps = Vec::new();
-    for (wal_start, bytes) in messages {
-        let step = assembler.feed(bytes, *wal_start);
-        let stop = step.is_err();
-        steps.push(step);
-        if stop {
-            break;
-        }
-    }
-    (assembler, steps)
-}
-
-/// Aggregate type, id, payload.
-fn events<'a>(steps: &'a [Result<Step<'_>, EventError>]) -> Vec<(&'a str, &'a str, Option<&'a str>)> {
-    let text = |bytes| std::str::from_utf8(bytes).unwrap();
-    let event = |step: &'a Result<Step<'_>, EventError>| match step {
-        Ok(Step::Event(event)) => {
-            Some((event.row.get(1).map_or("", text), text(event.id()), event.row.get(3).map(text)))
-        }
-        _ => None,
-    };
-    steps.iter().filter_map(event).collect()
+    let mut failed = false;
+    let steps = messages.iter().map(|(wal_start, bytes)| assembler.feed(bytes, *wal_start));
+    steps.take_while(|step| !std::mem::replace(&mut failed, step.is_err())).collect()
 }
 
 #[test]
 fn what_each_major_sent_comes_to_what_it_did() {
     for (name, capture) in CAPTURES {
         let messages = messages(capture);
-        let (_, steps) = steps(&outbox(), &messages);
+        let steps = steps(&outbox(), &messages);
         let mut text = String::new();
         for (number, (wal_start, bytes)) in messages.iter().enumerate() {
             writeln!(text, "{wal_start} {}", line(&decode(bytes).unwrap())).unwrap();
@@ -150,66 +131,20 @@ fn what_each_major_sent_comes_to_what_it_did() {
 }
 
 #[test]
-fn every_major_delivers_the_same_committed_inserts_in_the_same_order() {
-    let first = r#"{"name": "Zoë \"q\" € \\ /", "amount": 12.50, "nested": {"a": null}}"#;
-    let expected = [
-        ("order", "01", Some(first)),
-        ("кунде", "02", None),
-        ("order", "03", Some("{}")),
-        ("order", "04", Some("4")),
-        ("order", "06", Some("[6]")),
-        ("order", "08", Some("8")),
-        ("order", "09", Some(r#"{"a": 1, "b": 1}"#)),
-        ("order", "10", Some(r#"{ "b":1,  "a":1 }"#)),
-    ]
-    .map(|(aggregate_type, id, payload)| (aggregate_type, format!("00000000-0000-0000-0000-0000000000{id}"), payload));
-    for (name, capture) in CAPTURES {
-        let messages = messages(capture);
-        let (assembler, steps) = steps(&outbox(), &messages);
-        let events = events(&steps);
-        let expected: Vec<_> = expected.iter().map(|(t, id, payload)| (*t, id.as_str(), *payload)).collect();
-        assert_eq!(events, expected, "{name}");
-        assert_eq!(assembler.ignored(), Ignored { updates: 4, deletes: 3, truncates: 1, messages: 0 }, "{name}");
-        match steps.last() {
-            Some(Err(EventError::ColumnMissing { column, .. })) => assert_eq!(column, "payload", "{name}"),
-            other => panic!("{name}: the row behind the rename came to {other:?}"),
-        }
-    }
-}
-
-#[test]
 fn rows_of_partitions_are_events_of_their_root() {
     let outbox = OutboxConfig { source: EventSource::Table("parts".parse().unwrap()), ..outbox() };
     for (name, capture) in CAPTURES {
         let messages = messages(capture);
-        let (_, steps) = steps(&outbox, &messages);
-        assert!(steps.iter().all(Result::is_ok), "{name}: {:?}", steps.last());
-        let events: Vec<_> =
-            events(&steps).into_iter().map(|(t, id, payload)| (t, id, payload.map_or(0, str::len))).collect();
-        assert_eq!(
-            events,
-            [("low", "1", 1), ("high", "150", 0), ("low", "2", 3200), ("low", "3", 0), ("low", "4", 8)],
-            "{name}"
-        );
-    }
-}
-
-#[test]
-fn a_crash_behind_any_message_of_a_capture_loses_and_repeats_nothing() {
-    let outbox = OutboxConfig { source: EventSource::Table("parts".parse().unwrap()), ..outbox() };
-    for (name, capture) in CAPTURES {
-        let messages = messages(capture);
-        let (_, all) = steps(&outbox, &messages);
-        let all = events(&all);
-        for until in 0..=messages.len() {
-            let (_, before) = steps(&outbox, &messages[..until]);
-            let resume =
-                position_after(Position::default(), &before.iter().flatten().cloned().collect::<Vec<_>>(), usize::MAX);
-            let mut assembler = Assembler::new(std::slice::from_ref(&outbox), resume);
-            let after: Vec<_> = messages.iter().map(|(lsn, bytes)| assembler.feed(bytes, *lsn)).collect();
-            assert!(after.iter().all(Result::is_ok), "{name} at {until}: {after:?}");
-            assert_eq!([events(&before), events(&after)].concat(), all, "{name} at {until}");
+        let mut events = Vec::new();
+        for step in steps(&outbox, &messages) {
+            if let Step::Event(event) = step.unwrap() {
+                let text = |place| String::from_utf8(event.row.get(place).unwrap_or_default().to_vec()).unwrap();
+                events.push((text(1), text(0), text(3).len()));
+            }
         }
+        let expected = [("low", "1", 1), ("high", "150", 0), ("low", "2", 3200), ("low", "3", 0), ("low", "4", 8)];
+        let expected = expected.map(|(kind, id, payload_bytes)| (kind.to_owned(), id.to_owned(), payload_bytes));
+        assert_eq!(events, expected, "{name}");
     }
 }
 
@@ -297,7 +232,7 @@ fn log(transactions: &[Transaction]) -> (Vec<Sent>, Vec<(String, Lsn, u64)>) {
 }
 
 /// What acks amount to, kept in the simplest way: every step up to the crash, the first `acked` events of them acked.
-pub(crate) fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Position {
+fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Position {
     let mut position = resume;
     let mut whole = true;
     for step in steps {
