@@ -267,6 +267,10 @@ mod tests {
         health.health().not_ready(now)
     }
 
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
     #[test]
     fn a_relay_is_not_ready_before_both_connections_and_its_first_report() {
         let start = Instant::now();
@@ -284,7 +288,7 @@ mod tests {
     #[test]
     fn refused_dead_letters_make_the_relay_unready_until_one_is_accepted_or_none_left() {
         let (health, start) = connected();
-        let at = |second| start + Duration::from_secs(second);
+        let at = |second| start + seconds(second);
         let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
         health.dead_letters_refused(Some("dead".to_owned()));
         // Between two attempts there is no work for a moment.
@@ -307,7 +311,7 @@ mod tests {
         let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
         health.topic_refused(Some("orders".to_owned()));
         for second in 0..60 {
-            let now = start + Duration::from_secs(second);
+            let now = start + seconds(second);
             let is_tried = second % 20 < 10;
             health.connection(Side::Kafka, is_tried);
             if is_tried {
@@ -323,14 +327,12 @@ mod tests {
     fn an_idle_relay_that_reports_stays_ready_and_a_silent_one_does_not() {
         let (health, start) = connected();
         for second in (0..3600).step_by(10) {
-            let now = start + Duration::from_secs(second);
+            let now = start + seconds(second);
             health.health().report(now, false, false);
             assert_eq!(reason(&health, now), None);
         }
-        let last = start + Duration::from_secs(3590);
-        assert_eq!(reason(&health, last + WITHIN), None);
-        let later = last + WITHIN + Duration::from_secs(1);
-        assert_eq!(reason(&health, later), Some(NotReady::Silent(Duration::from_secs(31))));
+        assert_eq!(reason(&health, start + seconds(3590) + WITHIN), None);
+        assert_eq!(reason(&health, start + seconds(3591) + WITHIN), Some(NotReady::Silent(seconds(31))));
     }
 
     #[test]
@@ -338,18 +340,16 @@ mod tests {
         let (health, start) = connected();
         health.health().report(start, true, true);
         for second in 1..=31 {
-            health.health().report(start + Duration::from_secs(second), true, false);
+            health.health().report(start + seconds(second), true, false);
         }
         assert_eq!(reason(&health, start + WITHIN), None);
-        let stalled = reason(&health, start + Duration::from_secs(31));
-        assert_eq!(stalled, Some(NotReady::Stalled(Duration::from_secs(31))));
-
-        health.health().report(start + Duration::from_secs(32), true, true);
-        assert_eq!(reason(&health, start + Duration::from_secs(32)), None, "an ack ends the stall");
+        assert_eq!(reason(&health, start + seconds(31)), Some(NotReady::Stalled(seconds(31))));
+        health.health().report(start + seconds(32), true, true);
+        assert_eq!(reason(&health, start + seconds(32)), None, "an ack ends the stall");
 
         // The next stall begins with the work, not with the last ack before it.
-        health.health().report(start + Duration::from_secs(33), false, true);
-        let work = start + Duration::from_secs(1000);
+        health.health().report(start + seconds(33), false, true);
+        let work = start + seconds(1000);
         health.health().report(work, true, false);
         assert_eq!(reason(&health, work + WITHIN), None);
         assert!(matches!(reason(&health, work + WITHIN + WITHIN), Some(NotReady::Stalled(_))));

@@ -15,61 +15,59 @@ fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
     Snapshot::take(telemetry, &mut history, start + TICK * u32::try_from(ticks).unwrap())
 }
 
-fn ready() -> Telemetry {
-    let telemetry = Telemetry::new(Duration::from_secs(30));
+/// Connected, and with a first report; not ready when nothing is acked for this long.
+fn connected(ready_within: Duration, has_work: bool) -> Telemetry {
+    let telemetry = Telemetry::new(ready_within);
     Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
-    telemetry.health.report(false, false);
+    telemetry.health.report(has_work, false);
+    telemetry
+}
+
+fn ready() -> Telemetry {
+    let telemetry = connected(Duration::from_secs(30), false);
     telemetry.metrics.confirmed_lsn.set(Lsn::new(1_000));
     telemetry.metrics.server_wal_end_lsn.set(Lsn::new(6_000));
     telemetry
 }
 
+#[track_caller]
+fn assert_shows(telemetry: &Telemetry, ticks: u64, texts: &[&str]) {
+    let html = html(&page(telemetry, ticks));
+    for text in texts {
+        assert!(html.contains(text), "{text} is not in {html}");
+    }
+}
+
 #[test]
-fn a_page_without_data_says_so_and_draws_nothing() {
-    let html = html(&page(&Telemetry::new(Duration::from_secs(30)), 0));
-    assert!(
-        html.contains(
-            r#"<section class="wait" id="state" role="status"><h2>Not at work: not connected to both ends yet"#
-        ),
-        "{html}"
-    );
-    assert!(html.contains(r#"<span class="soft" title="walrelay_lag_bytes">not known</span>"#), "{html}");
-    assert!(html.contains(r#"<path class="bars" d=""></path>"#), "{html}");
-    assert!(html.contains("None since the start."));
+fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
+    let telemetry = Telemetry::new(Duration::from_secs(30));
+    let nothing = [
+        r#"<section class="wait" id="state" role="status"><h2>Not at work: not connected to both ends yet"#,
+        r#"<span class="soft" title="walrelay_lag_bytes">not known</span>"#,
+        r#"<path class="bars" d=""></path>"#,
+        "None since the start.",
+    ];
+    assert_shows(&telemetry, 0, &nothing);
+    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
+    let bad = r#"<section class="bad" id="state" role="status"><h2>Not at work: not connected"#;
+    assert_shows(&telemetry, 0, &[bad, "<p>no broker answers. Fix: check that the brokers run"]);
 }
 
 #[test]
 fn an_outage_is_shaded_in_the_pictures() {
     let telemetry = ready();
     telemetry.connected(Side::Kafka, false);
-    let html = html(&page(&telemetry, 3));
-    assert!(html.contains(r#"<path class="out" d="M14 0v101h1V0"></path>"#), "{html}");
+    assert_shows(&telemetry, 3, &[r#"<path class="out" d="M14 0v101h1V0"></path>"#]);
 }
 
 #[test]
 fn a_relay_that_stands_still_blames_the_brokers_only_for_events_in_flight() {
-    let telemetry = Telemetry::new(Duration::ZERO);
-    Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
-    telemetry.health.report(true, false);
-    let html = || html(&page(&telemetry, 1));
-    assert!(
-        html().contains(
-            "Fix: see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres"
-        ),
-        "{}",
-        html()
-    );
+    let telemetry = connected(Duration::ZERO, true);
+    let blocked =
+        "Fix: see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres";
+    assert_shows(&telemetry, 1, &[blocked]);
     telemetry.metrics.in_flight_events.set(1);
-    assert!(html().contains("Fix: see the logs and the disks of the brokers"), "{}", html());
-}
-
-#[test]
-fn a_relay_that_cannot_start_shows_the_cause_and_the_fix() {
-    let telemetry = Telemetry::new(Duration::from_secs(30));
-    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
-    let html = html(&page(&telemetry, 0));
-    assert!(html.contains(r#"<section class="bad" id="state" role="status"><h2>Not at work: not connected"#), "{html}");
-    assert!(html.contains("<p>no broker answers. Fix: check that the brokers run"), "{html}");
+    assert_shows(&telemetry, 1, &["Fix: see the logs and the disks of the brokers"]);
 }
 
 #[test]
@@ -77,7 +75,7 @@ fn stand_bys_are_shown_with_their_pids() {
     let telemetry = ready();
     assert!(!html(&page(&telemetry, 0)).contains("stand by:"));
     telemetry.stand_by_pids.send_replace(vec![17, 18]);
-    assert!(html(&page(&telemetry, 0)).contains("2 relays stand by: backend pid 17, 18. <code>walrelay status"));
+    assert_shows(&telemetry, 0, &["2 relays stand by: backend pid 17, 18. <code>walrelay status"]);
 }
 
 #[test]
