@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -21,6 +22,7 @@ use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
+use crate::telemetry::http::ask_intake;
 use crate::telemetry::metrics::SlotState;
 
 const STATUS: &str = include_str!("../../sql/status.sql");
@@ -129,13 +131,16 @@ struct Checked {
     session: SqlSession,
     slot: SlotName,
     limits: Limits,
+    /// The address of the relay's metrics, if the configuration has it.
+    http: Option<SocketAddr>,
 }
 
 impl Checked {
     async fn open(args: &StatusArgs) -> Result<Checked> {
         let settings = config::read(&args.common, &args.common.file)?;
-        let (slot, database) = both(settings.slot(), settings.database())?;
-        Ok(Checked { session: SqlSession::connect(&database, "walrelay status").await?, slot, limits: args.limits })
+        let ((slot, database), http) = both(both(settings.slot(), settings.database()), settings.http())?;
+        let session = SqlSession::connect(&database, "walrelay status").await?;
+        Ok(Checked { session, slot, limits: args.limits, http })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.
@@ -151,7 +156,7 @@ impl Checked {
     }
 
     async fn read(&self, looks: &mut Looks) -> Result<Report> {
-        let Checked { session, slot, limits } = self;
+        let Checked { session, slot, limits, http } = self;
         let mut report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
@@ -166,6 +171,7 @@ impl Checked {
             let waited = looks.look(Instant::now(), confirmed, end);
             report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
         }
+        report.intake = Intake::ask(*http, slot).await;
         report.judge(limits);
         Ok(report)
     }
@@ -188,6 +194,8 @@ pub(super) struct Report {
     database: Option<String>,
     #[serde(flatten)]
     relay: Sessions,
+    #[serde(flatten)]
+    intake: Intake,
     #[serde(flatten)]
     parked: ParkedCount,
     #[serde(flatten)]
@@ -213,6 +221,36 @@ struct Sessions {
     stand_by_pids: Vec<i32>,
     /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see its session.
     guarantee: Option<String>,
+}
+
+/// Whether the relay accepts events, as it says itself.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Intake {
+    /// `open` or `closed`.
+    intake: Option<String>,
+    /// Why intake is closed, or why it is not known.
+    intake_detail: Option<String>,
+}
+
+impl Intake {
+    async fn ask(http: Option<SocketAddr>, slot: &SlotName) -> Intake {
+        let known = match http {
+            Some(addr) => ask_intake(addr, slot).await,
+            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
+        };
+        let (intake, intake_detail) = match known {
+            Ok(None) => (Some("open"), None),
+            Ok(Some(why)) => (Some("closed"), Some(why.words().to_owned())),
+            Err(why) => (None, Some(why)),
+        };
+        Intake { intake: intake.map(str::to_owned), intake_detail }
+    }
+
+    fn text(&self) -> String {
+        let detail = self.intake_detail.as_ref().map(|detail| format!(": {detail}"));
+        self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
+    }
 }
 
 /// The slot's place in the WAL, and the WAL that the server keeps for the slot.
@@ -340,9 +378,10 @@ impl Report {
     fn line(&self) -> String {
         let Report { slot, healthy, relay, wal, .. } = self;
         format!(
-            "slot={slot} healthy={healthy} active={} table_reader_pid={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            "slot={slot} healthy={healthy} active={} table_reader_pid={} intake={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             relay.active,
             or_dash(relay.table_reader_pid),
+            or_dash(self.intake.intake.as_deref()),
             or_dash(self.parked.events),
             or_dash(wal.confirmed_lsn),
             or_dash(wal.lag_bytes),
@@ -369,6 +408,7 @@ impl Report {
             ("relay", relay.at_work()),
             ("guarantee", or_dash(relay.guarantee.as_deref())),
             ("stand-by", relay.standing_by()),
+            ("intake", self.intake.text()),
             ("parked", self.parked_text()),
             ("last heard", wal.last_reply(relay.active)),
             ("confirmed", or_dash(wal.confirmed_lsn)),
@@ -529,6 +569,7 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
+            "intake": "closed", "intake_detail": "the queue of the Kafka client is full",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
@@ -623,6 +664,7 @@ mod tests {
         relay       backend pid 7, walrelay from 10.0.0.1
         guarantee   exactly-once
         stand-by    none
+        intake      closed: the queue of the Kafka client is full
         parked      5 events, the oldest for 3 min (walrelay parked list)
         last heard  1.5 s ago
         confirmed   0/2000000
@@ -643,6 +685,8 @@ mod tests {
             (json!({"reply_age_seconds": null}), "last heard  not known (needs pg_monitor)\n"),
             (json!({"client": "[local]"}), "walrelay from a local socket\n"),
             (json!({"active": false, "pid": null, "reply_age_seconds": null}), "last heard  -\n"),
+            (json!({"intake": "open", "intake_detail": null}), "intake      open\n"),
+            (json!({"intake": null, "intake_detail": "no answer"}), "intake      not known: no answer\n"),
         ] {
             let table = report(changes).table();
             assert!(table.contains(line), "{line}: {table}");
@@ -653,7 +697,7 @@ mod tests {
     fn the_json_keys_keep_their_order_and_unknown_values_are_null() {
         let json = json_line(&report(json!({}))).unwrap();
         let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
-             stand_by_pids guarantee parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
+             stand_by_pids guarantee intake intake_detail parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
              retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();

@@ -503,7 +503,7 @@ impl Settings {
     }
 
     /// A port without an address listens on loopback only.
-    fn http(&self) -> Result<Option<SocketAddr>> {
+    pub(crate) fn http(&self) -> Result<Option<SocketAddr>> {
         let Some(given) = self.get("http.listen") else { return Ok(None) };
         let text = given.text.expose();
         let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);

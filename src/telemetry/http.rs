@@ -5,19 +5,24 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
+use clap::ValueEnum as _;
+use hyper::Request;
 use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use super::Telemetry;
 use super::page::{ClosesAt, Page};
+use super::{IntakeClosed, Telemetry};
+use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
@@ -39,6 +44,10 @@ impl Default for Limits {
         Limits { connections: 64, head_bytes: 16 * 1024, lifetime: Duration::from_secs(10) }
     }
 }
+
+/// The limits of the answer to [`ask_intake`].
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -148,6 +157,27 @@ async fn ready(State(telemetry): State<Telemetry>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], format!("{line}\n")).into_response()
 }
 
+/// The reason for which the relay that serves `/metrics` at `addr` accepts no event; `None` if intake is open.
+///
+/// # Errors
+/// The reason why that is not known: nobody answers there, or not the relay that is at work on `slot`.
+pub(crate) async fn ask_intake(addr: SocketAddr, slot: &SlotName) -> Result<Option<IntakeClosed>, String> {
+    let asked = async {
+        let request = Request::get(format!("http://{addr}/metrics")).body(Body::empty())?;
+        let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await?;
+        anyhow::Ok(to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await?)
+    };
+    let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+    let answer = answer.map_err(|_| format!("no answer from {addr} in {} s", ANSWER_WITHIN.as_secs()))?;
+    let answer = answer.map_err(|error| format!("no answer from {addr}: {error:#}"))?;
+    let text = String::from_utf8_lossy(&answer);
+    if !text.contains(&format!("walrelay_relay_info{{slot=\"{slot}\"")) || !text.contains("walrelay_standing_by 0\n") {
+        return Err(format!("{addr} is not the address of the relay at work on slot {slot}"));
+    }
+    let sample = |why: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}} 1\n", why.name());
+    Ok(IntakeClosed::value_variants().iter().find(|why| text.contains(&sample(why))).copied())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -156,6 +186,8 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::config::SourceConfig;
+    use crate::conninfo::ConnInfo;
     use crate::telemetry::Side;
 
     struct Server {
@@ -203,6 +235,28 @@ mod tests {
             assert!(answer.0 == status && answer.1.contains(text), "{method} {path}: {answer:?}");
         }
         assert_eq!(ask(server.addr, "HEAD", "/metrics").await, (200, String::new()));
+    }
+
+    #[tokio::test]
+    async fn the_relay_at_work_on_the_slot_says_why_its_intake_is_closed() {
+        let server = start(Limits::default()).await;
+        let [orders, mail]: [SlotName; 2] = ["orders", "mail"].map(|slot| slot.parse().unwrap());
+        let database = ConnInfo::parse(Some("postgres://u@h/d"), &|_| None).unwrap();
+        let source = SourceConfig::sample(database, "orders", "p", 1);
+        let not_its = Err(format!("{} is not the address of the relay at work on slot orders", server.addr));
+        assert_eq!(ask_intake(server.addr, &orders).await, not_its, "it does not know its slot yet");
+        server.telemetry.metrics.relays(&source, "at-least-once");
+        assert_eq!(ask_intake(server.addr, &orders).await, Ok(None));
+        server.telemetry.metrics.intake_closed(Some(IntakeClosed::QueueFull));
+        assert_eq!(ask_intake(server.addr, &orders).await, Ok(Some(IntakeClosed::QueueFull)));
+        assert!(ask_intake(server.addr, &mail).await.is_err());
+        server.telemetry.standing_by(Some("backend pid 7".to_owned()));
+        assert_eq!(ask_intake(server.addr, &orders).await, not_its);
+        let silent = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let addr = silent.local_addr().unwrap();
+        assert_eq!(ask_intake(addr, &orders).await, Err(format!("no answer from {addr} in 1 s")));
+        drop(silent);
+        assert!(ask_intake(addr, &orders).await.unwrap_err().starts_with(&format!("no answer from {addr}: ")));
     }
 
     #[tokio::test]

@@ -87,6 +87,21 @@ impl IntakeClosed {
             IntakeClosed::Transaction => "transaction",
         }
     }
+
+    /// The reason for people.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            IntakeClosed::TopicTail => "the relay reads the end of a topic, to find events published before a crash",
+            IntakeClosed::IsolatedRecord => "the relay sends one record alone, because the broker may reject it",
+            IntakeClosed::QueueFull => "the queue of the Kafka client is full",
+            IntakeClosed::DeadLetter => "the relay tries a dead letter again",
+            IntakeClosed::InFlightEvents => "kafka.max_in_flight_events is reached",
+            IntakeClosed::InFlightBytes => "kafka.max_in_flight_bytes is reached",
+            IntakeClosed::WriteBack => "the relay marks, deletes or parks rows first",
+            IntakeClosed::ParkedBytes => "parked events wait for the write to walrelay.parked",
+            IntakeClosed::Transaction => "a Kafka transaction commits",
+        }
+    }
 }
 
 /// The events of a topic. A new producer counts from 0.

@@ -43,6 +43,12 @@ fn frozen(kafka: &Kafka) -> Thawed {
     throughout("the same connection lives", Duration::from_secs(15), || world.walsender() == walsender);
     let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
     eventually("intake is closed, and the reason is said", ARRIVAL, closed, |closed| *closed == Some(1.0));
+    let listen = format!("http.listen={}", relay.port);
+    let status = world.command("status").option("--set", &listen).flag("--json").succeed();
+    assert!(
+        status.contains("\"intake\":\"closed\",\"intake_detail\":\"kafka.max_in_flight_bytes is reached\""),
+        "{status}"
+    );
     let held = world.confirmed();
     assert!(held < world.wal());
     kafka.thaw();
@@ -138,6 +144,7 @@ fn status_reports_a_growing_and_a_recovered_lag() {
     let once: serde_json::Value =
         serde_json::from_str(&world.command("status").flag("--json").succeed()).expect("a report");
     assert!(once["lag_seconds"].is_null(), "one look cannot know: {once}");
+    assert_eq!(once["intake_detail"], "http.listen is not set, so the relay cannot be asked");
 
     proxy.resume();
     world.wait_confirmed(ARRIVAL);

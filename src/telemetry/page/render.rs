@@ -62,20 +62,6 @@ fn stand_bys(pids: &[i32]) -> String {
     format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
 }
 
-fn words(why: IntakeClosed) -> &'static str {
-    match why {
-        IntakeClosed::TopicTail => "the relay reads the end of a topic, to find events published before a crash",
-        IntakeClosed::IsolatedRecord => "the relay sends one record alone, because the broker may reject it",
-        IntakeClosed::QueueFull => "the queue of the Kafka client is full",
-        IntakeClosed::DeadLetter => "the relay tries a dead letter again",
-        IntakeClosed::InFlightEvents => "kafka.max_in_flight_events is reached",
-        IntakeClosed::InFlightBytes => "kafka.max_in_flight_bytes is reached",
-        IntakeClosed::WriteBack => "the relay marks, deletes or parks rows first",
-        IntakeClosed::ParkedBytes => "parked events wait for the write to walrelay.parked",
-        IntakeClosed::Transaction => "a Kafka transaction commits",
-    }
-}
-
 /// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
 fn way(now: &Snapshot) -> Markup {
     let sample = |reason: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}}", reason.name());
@@ -97,7 +83,7 @@ fn way(now: &Snapshot) -> Markup {
                 (list(now, &[("Events", "walrelay_in_flight_events", count), ("Memory", "walrelay_in_flight_bytes", bytes)]))
                 (list(now, &[("Age of the oldest", LAG_SECONDS, seconds)]))
             }
-            @if let Some(why) = closed { p .soft { "Closed: " (words(*why)) } }
+            @if let Some(why) = closed { p .soft { "Closed: " (why.words()) } }
         }
         div .arrow { (rate(now, ACKED, per_second)) " acks/s" }
         div .card {
