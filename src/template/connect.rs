@@ -12,6 +12,7 @@ use std::fmt::{LowerExp, Write};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, ToSpan, civil};
+use num_bigint::BigInt;
 use serde::Deserialize;
 use tokio_postgres::types;
 
@@ -226,11 +227,11 @@ impl Kind {
             Reads::Instant(digits) => Datum::Text(time()?.iso(Some(digits)).ok_or("a timestamp")?),
             Reads::InstantOfDay => Datum::Text(instant_of_day(text).ok_or(TIME_OF_DAY)?),
             Reads::Timestamp(unit) => {
-                let moment = endless(text).map_or_else(time, |endless| Ok(endless.moment))?;
+                let moment = endless(text).map_or_else(time, |(moment, _)| Ok(moment))?;
                 plain(if unit == 1 { moment.micros() } else { moment.millis().ok_or("a timestamp")? })
             }
             Reads::Date => match endless(text) {
-                Some(endless) => plain(endless.days),
+                Some((_, days)) => plain(days),
                 None => plain(Moment::read(text).ok_or("a date")?.days()),
             },
             Reads::Time(unit) => plain(micros_of_day(text).ok_or(TIME_OF_DAY)?.div_euclid(unit)),
@@ -382,21 +383,14 @@ impl Moment {
     }
 }
 
-/// Debezium's values for `infinity` and `-infinity`.
-struct Endless {
-    moment: Moment,
-    days: i64,
-}
-
-/// `PGStatement.DATE_POSITIVE_INFINITY` of pgjdbc and what Debezium sends of such a `date`, and the negative ones. A
-/// `timestamptz` stays as it is.
-fn endless(text: &str) -> Option<Endless> {
-    let (millis, days) = match text {
-        "infinity" => (9_223_372_036_825_200_000, 2_146_033_979),
-        "-infinity" => (-9_223_372_036_832_400_000, -2_147_472_691),
-        _ => return None,
-    };
-    Some(Endless { moment: Moment(millis * 1_000_000), days })
+/// The moment and the days of `infinity` and `-infinity`: `PGStatement.DATE_POSITIVE_INFINITY` of pgjdbc and what Debezium
+/// sends of such a `date`, and the negative ones. A `timestamptz` stays as it is.
+fn endless(text: &str) -> Option<(Moment, i64)> {
+    match text {
+        "infinity" => Some((Moment(9_223_372_036_825_200_000_000_000), 2_146_033_979)),
+        "-infinity" => Some((Moment(-9_223_372_036_832_400_000_000_000), -2_147_472_691)),
+        _ => None,
+    }
 }
 
 /// The bytes of a `bytea`, which Postgres prints as `\x` and hexadecimal digits (`bytea_output`, which the session sets).
@@ -416,36 +410,9 @@ fn floating(text: String) -> Datum {
 
 /// The number without its point as a big-endian integer in two's complement, as short as can be, and its scale.
 fn digits(text: &str) -> Option<(Vec<u8>, usize)> {
-    let (negative, number) = text.strip_prefix('-').map_or((false, text), |number| (true, number));
-    let (whole, behind) = number.split_once('.').unwrap_or((number, ""));
-    let digits: Vec<u8> = whole.bytes().chain(behind.bytes()).collect();
-    let mut limbs: Vec<u32> = Vec::new();
-    for group in digits.chunks(9) {
-        let value: u32 = std::str::from_utf8(group).ok()?.parse().ok()?;
-        let base = 10_u64.pow(u32::try_from(group.len()).ok()?);
-        let mut carry = u64::from(value);
-        for limb in &mut limbs {
-            carry += u64::from(*limb) * base;
-            *limb = u32::try_from(carry & 0xffff_ffff).ok()?;
-            carry >>= 32;
-        }
-        limbs.extend(u32::try_from(carry).ok().filter(|carry| *carry > 0));
-    }
-    let mut bytes: Vec<u8> =
-        limbs.iter().rev().flat_map(|limb| limb.to_be_bytes()).skip_while(|byte| *byte == 0).collect();
-    if negative {
-        let mut carry = true;
-        for byte in bytes.iter_mut().rev() {
-            let (value, over) = (!*byte).overflowing_add(u8::from(carry));
-            (*byte, carry) = (value, over);
-        }
-    }
-    // The first bit is the sign.
-    let filler = if negative { 0xff } else { 0 };
-    if bytes.first().is_none_or(|first| (first & 0x80 != 0) != negative) && !(negative && bytes.is_empty()) {
-        bytes.insert(0, filler);
-    }
-    Some((bytes, behind.len()))
+    let scale = text.split_once('.').map_or(0, |(_, behind)| behind.len());
+    let number: BigInt = text.replacen('.', "", 1).parse().ok()?;
+    Some((number.to_signed_bytes_be(), scale))
 }
 
 /// The same number with so many digits behind the point, if it has fewer: `JdbcValueConverters.withScaleAdjustedIfNeeded`.
