@@ -18,10 +18,10 @@ const ALONE: &str = "char isbn interval xml tsvector";
 pub(super) fn unlike(carrying: &mut Carrying<'_>, name: &str) {
     default(carrying, name);
     let found = carrying.columns(name).into_iter().map(|column| (column.type_name.clone(), doubts(column)));
-    let mut doubts: Vec<(String, Doubt)> =
+    let mut found: Vec<_> =
         found.flat_map(|(of, doubts)| doubts.into_iter().map(move |doubt| (of.clone(), doubt))).collect();
-    doubts.dedup_by(|one, other| one.1.why == other.1.why);
-    for (of, Doubt { effect, why, what_to_do }) in doubts {
+    found.dedup_by(|(_, one), (_, other)| one == other);
+    for (of, (effect, why, what_to_do)) in found {
         carrying.left(TABLES, effect, format!("column {name} is of type {of} and {why}"), what_to_do);
     }
 }
@@ -36,50 +36,43 @@ fn default(carrying: &mut Carrying<'_>, name: &str) {
     }
 }
 
-struct Doubt {
-    effect: Effect,
-    why: &'static str,
-    what_to_do: &'static str,
-}
-
-/// What is otherwise of a column's values, by its type.
-fn doubts(column: &Column) -> Vec<Doubt> {
+/// What is otherwise of a column's values, by its type: the effect, why, and what to do.
+fn doubts(column: &Column) -> Vec<(Effect, &'static str, &'static str)> {
     let base = column.base.name.as_str();
     let element = base.strip_prefix('_').unwrap_or(base);
     let is_array = column.base.category == "A";
-    let doubt = |effect, why, what_to_do| Doubt { effect, why, what_to_do };
     if !is_alike(column) {
-        return vec![doubt(Differs, "goes out as Postgres prints it", ASK_CONSUMERS)];
+        return vec![(Differs, "goes out as Postgres prints it", ASK_CONSUMERS)];
     }
     let mut doubts = Vec::new();
     match element {
         "float4" | "float8" => {
             let why = "has other digits in some values where Debezium runs on a Java before 19, and in more where role or \
                        database set extra_float_digits";
-            doubts.push(doubt(MayDiffer, why, ASK_CONSUMERS));
+            doubts.push((MayDiffer, why, ASK_CONSUMERS));
         }
         "numeric" | "interval" => {
             let why = "stops the relay at NaN and infinity, for which Debezium sends NULL or 0";
-            doubts.push(doubt(ToDo, why, "write numbers and durations only"));
+            doubts.push((ToDo, why, "write numbers and durations only"));
         }
         "timetz" => {
             let why = "goes out also where Debezium sends NULL: with seconds in its offset";
-            doubts.push(doubt(MayDiffer, why, "let offsets be of whole minutes"));
+            doubts.push((MayDiffer, why, "let offsets be of whole minutes"));
         }
         _ => {}
     }
     if is_array {
         let why = "stops the relay at an array of several dimensions, for whose arrays Debezium sends NULL";
-        doubts.push(doubt(ToDo, why, "write arrays of one dimension"));
+        doubts.push((ToDo, why, "write arrays of one dimension"));
     }
     if is_array && matches!(element, "date" | "timestamp" | "timestamptz" | "time" | "timetz") {
         let why = "goes out as a single value does. Debezium has other days before 1582-10-15, other values for infinity and \
                    for 24:00:00, and no microseconds of a time";
-        doubts.push(doubt(MayDiffer, why, ASK_CONSUMERS));
+        doubts.push((MayDiffer, why, ASK_CONSUMERS));
     }
     if is_array && (!has_name(ALIKE, element) || element == "ltree") {
         let why = "goes out also where Debezium sends NULL: with a NULL in the array";
-        doubts.push(doubt(MayDiffer, why, "write arrays without NULL"));
+        doubts.push((MayDiffer, why, "write arrays without NULL"));
     }
     doubts
 }

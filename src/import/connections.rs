@@ -255,29 +255,30 @@ fn property(carrying: &mut Carrying<'_>, java: &str, ours: &str, value: &str) {
 
 /// Files of certificates: PEM is read by both, PKCS #12 for the client's own, and Java's own form by Java alone.
 fn stores(carrying: &mut Carrying<'_>) {
-    let given = carrying.given;
-    let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
-    let is = |name: &str, form: &str| of(name).is_some_and(|value| value.eq_ignore_ascii_case(form));
-    if let Some(path) = of("ssl.truststore.location") {
-        if is("ssl.truststore.type", "PEM") {
-            carrying.draft.named(KAFKA_PROPERTIES, "ssl.ca.location", path);
-        } else {
-            let why = "librdkafka reads authorities from a PEM file";
-            let what_to_do = "keytool -exportcert -rfc … > ca.pem, and set ssl.ca.location in kafka.properties";
-            carrying.left("producer.override.ssl.truststore.location", ToDo, why, what_to_do);
+    const TRUST: (&str, &str) = (
+        "librdkafka reads authorities from a PEM file",
+        "keytool -exportcert -rfc … > ca.pem, and set ssl.ca.location in kafka.properties",
+    );
+    const KEY: (&str, &str) = (
+        "librdkafka reads its certificate from a PEM or PKCS #12 file",
+        "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in kafka.properties",
+    );
+    for (store, pem, pkcs12, (why, what_to_do)) in [
+        ("ssl.truststore", &["ssl.ca.location"][..], &[][..], TRUST),
+        ("ssl.keystore", &["ssl.certificate.location", "ssl.key.location"], &["ssl.keystore.location"], KEY),
+    ] {
+        let of = |option: &str| carrying.given.get(&format!("{PRODUCER_PREFIX}{store}.{option}"));
+        let Some(path) = of("location") else { continue };
+        let ours = match of("type").unwrap_or_default().to_uppercase().as_str() {
+            "PEM" => pem,
+            "PKCS12" => pkcs12,
+            _ => &[],
+        };
+        for ours in ours {
+            carrying.draft.named(KAFKA_PROPERTIES, ours, path);
         }
-    }
-    if let Some(path) = of("ssl.keystore.location") {
-        if is("ssl.keystore.type", "PEM") {
-            carrying.draft.named(KAFKA_PROPERTIES, "ssl.certificate.location", path);
-            carrying.draft.named(KAFKA_PROPERTIES, "ssl.key.location", path);
-        } else if is("ssl.keystore.type", "PKCS12") {
-            carrying.draft.named(KAFKA_PROPERTIES, "ssl.keystore.location", path);
-        } else {
-            let why = "librdkafka reads its certificate from a PEM or PKCS #12 file";
-            let what_to_do = "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in \
-                              kafka.properties";
-            carrying.left("producer.override.ssl.keystore.location", ToDo, why, what_to_do);
+        if ours.is_empty() {
+            carrying.left(&format!("{PRODUCER_PREFIX}{store}.location"), ToDo, why, what_to_do);
         }
     }
 }
@@ -298,40 +299,20 @@ fn login(carrying: &mut Carrying<'_>, jaas: &str) {
     }
 }
 
-/// An option of a login module, `name="value"`; `None` also where its end cannot be told.
+/// An option of a login module, `name="value"`, behind the module's name and its flag. `None` also where the text is no list
+/// of such.
 fn jaas_option(jaas: &str, wanted: &str) -> Option<String> {
-    // Behind the module's name and its flag.
-    let mut rest = jaas.trim().splitn(3, char::is_whitespace).nth(2)?.trim_start();
-    while let Some((name, after)) = rest.split_once('=') {
-        let after = after.trim_start();
-        let (value, behind) = match after.chars().next().filter(|quote| matches!(quote, '"' | '\'')) {
-            Some(quote) => quoted_value(after.get(1..)?, quote)?,
-            None => {
-                let end = after.find(|c: char| c.is_whitespace() || c == ';').unwrap_or(after.len());
-                let (value, behind) = after.split_at(end);
-                (value.to_owned(), behind)
-            }
-        };
-        if name.trim() == wanted {
-            return Some(value);
-        }
-        rest = behind.trim_start();
-    }
-    None
-}
-
-/// The value up to `quote`, and what follows it. A backslash makes the next character plain.
-fn quoted_value(text: &str, quote: char) -> Option<(String, &str)> {
-    let mut value = String::new();
-    let mut characters = text.char_indices();
-    while let Some((at, c)) = characters.next() {
-        match c {
-            '\\' => value.push(characters.next()?.1),
-            c if c == quote => return Some((value, text.get(at + 1..)?)),
-            c => value.push(c),
-        }
-    }
-    None
+    const OPTION: &str = r#"\s+([\w.]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"'][^\s;]*))"#;
+    let whole = Regex::new(&format!(r"(?s)^\s*\S+\s+\S+(?:{OPTION})*\s*;?\s*$")).ok()?;
+    let option = Regex::new(&format!("(?s){OPTION}")).ok()?;
+    let escape = Regex::new(r"(?s)\\(.)").ok()?;
+    let mut options = option.captures_iter(jaas).filter(|_| whole.is_match(jaas));
+    let option = options.find(|option| option.get(1).is_some_and(|name| name.as_str() == wanted))?;
+    let quoted = option.get(2).or_else(|| option.get(3));
+    quoted.map_or_else(
+        || option.get(4).map(|value| value.as_str().to_owned()),
+        |value| Some(escape.replace_all(value.as_str(), "$1").into_owned()),
+    )
 }
 
 #[cfg(test)]

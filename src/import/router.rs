@@ -357,13 +357,8 @@ fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
     match &converter {
         Converter::Json { schemas: false } => {}
         Converter::Unknown => unknown_value(carrying, "JsonConverter without schemas"),
-        Converter::Text => {
-            let why = "the value was Java's text of a structure (Struct{…}), and is a JSON object";
-            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
-        }
-        Converter::Json { schemas: true } | Converter::Bytes | Converter::Other(_) => {
-            let why = format!("the value was {}, and is a JSON object", converter.shown());
-            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
+        Converter::Text | Converter::Json { .. } | Converter::Bytes | Converter::Other(_) => {
+            another_value(carrying, VALUE, &converter, "a JSON object");
         }
     }
     if expand.is_some() {
@@ -409,17 +404,17 @@ fn plain_value(
         carrying.draft.set("format.value", &written(carrying, "value", payload, &functions));
     }
     match (converter, expand) {
-        (Converter::Text, Some(_)) => {
-            let why = "the value was Java's text of a structure (Struct{…}), and is the payload as it stands";
-            carrying.left(EXPAND, Differs, why, ASK_CONSUMERS);
-        }
+        (Converter::Text, Some(_)) => another_value(carrying, EXPAND, converter, "the payload as it stands"),
         (Converter::Json { schemas: true }, Some(_)) | (Converter::Other(_), _) => {
-            let why = format!("the value was {}, and is the payload as it stands", converter.shown());
-            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
+            another_value(carrying, VALUE, converter, "the payload as it stands");
         }
         (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
+}
+
+fn another_value(carrying: &mut Carrying<'_>, option: &str, converter: &Converter, what: &str) {
+    carrying.left(option, Differs, format!("the value was {}, and is {what}", converter.shown()), ASK_CONSUMERS);
 }
 
 fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
@@ -617,7 +612,8 @@ impl Converter {
 
     fn shown(&self) -> String {
         match self {
-            Converter::Text => "text".to_owned(),
+            // The text of a single value is carried.
+            Converter::Text => "Java's text of a structure (Struct{…})".to_owned(),
             Converter::Bytes => "bytes".to_owned(),
             Converter::Json { schemas: true } => "JSON with its schema around it".to_owned(),
             Converter::Json { schemas: false } => "JSON".to_owned(),
