@@ -7,7 +7,7 @@ use super::{At, DeadLetter, Entry, Marker, Outcome};
 use crate::error::Result;
 use crate::route::dead_letter::{OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader};
+use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader, offsets};
 
 /// The greatest number of classes with a count of their own. There are few classes, but a header may contain anything.
 const CLASSES_MAX: usize = 20;
@@ -61,7 +61,7 @@ impl Scan {
         }
         narrow(&mut spans, wanted);
         let (mut resolved, mut markers) = (Resolved::default(), BTreeMap::new());
-        let (mut read, total) = (0, records(&spans));
+        let (mut read, total) = (0, offsets(&spans));
         reader.read(topic, &spans, &mut |message| {
             read += 1;
             say(read, total);
@@ -90,7 +90,7 @@ impl Scan {
         take: &mut dyn FnMut(&DeadLetter<'_>, Option<Outcome>) -> ControlFlow<()>,
     ) -> Result<Counts> {
         let mut counts = Counts::default();
-        let (mut read, total) = (0, records(&self.spans));
+        let (mut read, total) = (0, offsets(&self.spans));
         self.reader.read(&self.topic, &self.spans, &mut |message| {
             read += 1;
             say(read, total);
@@ -170,10 +170,6 @@ fn narrow(spans: &mut OffsetRanges, wanted: &DeadLetterFilter) {
     });
 }
 
-fn records(spans: &OffsetRanges) -> u64 {
-    spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
-}
-
 /// The filter. A dead letter has to match all conditions; an empty one matches every dead letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct DeadLetterFilter {
@@ -237,7 +233,7 @@ mod tests {
             ..DeadLetterFilter::default()
         };
         narrow(&mut spans, &named(&[]));
-        assert_eq!(records(&spans), 18);
+        assert_eq!(offsets(&spans), 18);
         narrow(&mut spans, &named(&["0:7", "0:3", "1:2", "2:9", "7:1"]));
         assert_eq!(spans, [(0, 3..10), (1, 5..9)].into());
     }

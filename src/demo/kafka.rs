@@ -18,7 +18,7 @@ use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicAdmin, TopicReader, TopicRecord};
+use crate::sink::kafka::topic_reader::{Isolation, TopicAdmin, TopicReader, TopicRecord};
 
 const PARTITIONS: i32 = 6;
 
@@ -68,13 +68,14 @@ impl Broker {
             done
         });
         let done = asked.await.map_err(|error| Error::new(Kind::Bug, format!("asking Kafka: {error}")))?;
-        done.map_err(|error| match error.kind() {
-            Kind::KafkaUnreachable => {
-                error.remedy("see whether --brokers names a broker that can be reached from here, or leave it out")
+        done.map_err(|error| {
+            if error.kind() == Kind::KafkaUnreachable {
+                return error
+                    .remedy("see whether --brokers names a broker that can be reached from here, or leave it out");
             }
-            _ => error
+            error
                 .with_kind(Kind::KafkaRefused)
-                .remedy("allow this client to create and delete topics, or leave out --brokers"),
+                .remedy("allow this client to create and delete topics, or leave out --brokers")
         })
     }
 
@@ -162,8 +163,8 @@ fn read(
         records.fetch_add(1, Ordering::Relaxed);
     };
     let mut is_wanted = false;
-    let mut spans: OffsetRanges = (0..PARTITIONS).map(|partition| (partition, 0..0)).collect();
-    reader.follow(topic, &spans, &mut |record| {
+    let beginnings = (0..PARTITIONS).map(|partition| (partition, 0..0)).collect();
+    let next = reader.follow(topic, beginnings, &mut |record| {
         record.iter().for_each(|record| take(&mut topics, record));
         match finished.try_recv() {
             Err(TryRecvError::Empty) => ControlFlow::Continue(()),
@@ -173,20 +174,10 @@ fn read(
             }
         }
     })?;
-    if !is_wanted {
-        return Ok(topics);
+    if is_wanted {
+        let rest = reader.read_on(topic, &next, &mut |record| take(&mut topics, &record))?;
+        topics.ends = rest.into_iter().map(|(partition, span)| ((Arc::clone(topic), partition), span.end)).collect();
     }
-    spans = reader.spans(topic)?;
-    topics.ends.extend(spans.iter().map(|(partition, span)| ((Arc::clone(topic), *partition), span.end)));
-    for record in &topics.records {
-        if let Some(span) = spans.get_mut(&record.partition) {
-            span.start = span.start.max(record.offset + 1);
-        }
-    }
-    reader.read(topic, &spans, &mut |record| {
-        take(&mut topics, &record);
-        ControlFlow::Continue(())
-    })?;
     Ok(topics)
 }
 

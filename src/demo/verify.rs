@@ -75,9 +75,9 @@ pub struct Findings {
     /// Records beyond the first of an event.
     #[serde(rename = "duplicated")]
     pub duplicates: usize,
-    /// First deliveries behind a later version of the same aggregate: the id, and that of the later version.
+    /// First deliveries behind a later version of the same aggregate: the id of that one, and of the event.
     #[serde(serialize_with = "count")]
-    pub out_of_order: Vec<String>,
+    pub out_of_order: Vec<(String, String)>,
     /// Delivered, never committed: the id, empty for none.
     #[serde(serialize_with = "count")]
     pub phantom: Vec<String>,
@@ -108,17 +108,14 @@ impl Findings {
 
     /// The first of each kind, in words.
     pub fn examples(&self, of_each: usize) -> Vec<String> {
-        let kinds = [
-            ("lost", &self.lost),
-            ("phantom", &self.phantom),
-            ("misplaced", &self.misplaced),
-            ("out of order", &self.out_of_order),
-            ("altered", &self.altered),
-        ];
-        let some = |(what, events): (&str, &Vec<String>)| {
-            events.iter().take(of_each).map(|event| format!("{what}: event {event}")).collect::<Vec<_>>()
+        let some = |what: &'static str, ids: &[String]| {
+            ids.iter().take(of_each).map(|id| format!("{what}: event {id}")).collect::<Vec<_>>()
         };
-        let mut examples: Vec<String> = kinds.into_iter().flat_map(some).collect();
+        let disorder = self.out_of_order.iter().take(of_each);
+        let disorder = disorder.map(|(later, event)| format!("out of order: event {event} came behind {later}"));
+        let kinds = [("lost", &self.lost), ("phantom", &self.phantom), ("misplaced", &self.misplaced)];
+        let mut examples: Vec<String> = kinds.into_iter().flat_map(|(what, ids)| some(what, ids)).collect();
+        examples.extend(disorder.chain(some("altered", &self.altered)));
         examples.extend((self.duplicates > 0).then(|| format!("duplicated: {} records", self.duplicates)));
         examples.extend((self.unread > 0).then(|| format!("not read: {} records", self.unread)));
         examples
@@ -180,7 +177,7 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
         if is_placed {
             let before = newest.entry((&row.topic, &row.aggregate)).or_insert(row);
             if row.version < before.version {
-                findings.out_of_order.push(format!("{id} came behind {}", before.id));
+                findings.out_of_order.push((before.id.to_string(), id.to_owned()));
             } else {
                 *before = row;
             }
@@ -209,7 +206,7 @@ fn unread(records: &[&Delivered], topics: &Topics) -> usize {
 
 const EXAMPLES_OF_EACH: usize = 3;
 
-fn count<S: Serializer>(list: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+fn count<T, S: Serializer>(list: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     list.len().serialize(serializer)
 }
 
@@ -354,7 +351,7 @@ mod tests {
         let rows = rows();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let lost = || ids(&["order-1/1 (version 1 of order-1)"]);
-        let out_of_order = || ids(&["order-1/1 came behind order-1/2"]);
+        let out_of_order = || vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
         let mut swapped = rows.clone();
         swapped.swap(0, 1);
         let changed = |change: fn(&mut Topics)| {

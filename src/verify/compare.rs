@@ -132,7 +132,8 @@ impl Comparison {
 
     /// The number of rows for this topic without a record so far.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
-        self.flows.values().filter(|flow| flow.topic == topic).map(|flow| flow.counts.missing).sum()
+        let number = self.topics.get(topic);
+        self.flows.iter().filter(|((_, topic), _)| Some(topic) == number).map(|(_, flow)| flow.counts.missing).sum()
     }
 
     /// Adds a record of one of [`Comparison::topics`]. Records of other topics are ignored.

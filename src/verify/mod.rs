@@ -1,7 +1,7 @@
 //! Compares a table with its topics: rows without a record, rows with several, and records in the wrong order.
 //!
 //! [`Comparison`] takes rows first and then records, and returns the findings. [`RecordReader`] reads topics to their
-//! ends, repeatedly while records are missing.
+//! ends, and waits while records are missing.
 //!
 //! Memory holds id, key and order of each compared row, and no record, except records whose id no row has. This is
 //! about 120 bytes for each row (for a moment twice that, while the map grows) and 80 for each key. Ids and keys that
@@ -9,7 +9,6 @@
 
 mod compare;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -17,9 +16,9 @@ pub(crate) use self::compare::{Comparison, Counts, Delivered, Example, Findings,
 use crate::error::Result;
 use crate::route::REPLAY_HEADER;
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader, TopicRecord};
+use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader, TopicRecord, offsets};
 
-/// The pause between two reads of topics that lack records.
+/// How soon a topic that does not exist is looked for again.
 const PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +38,10 @@ pub(crate) struct RecordReader {
     id_headers: Vec<String>,
     /// The earliest time of the records to read, in milliseconds since the Unix epoch.
     since_ms: Option<i64>,
-    /// By topic and partition, the offset after the last record that was read.
-    read: BTreeMap<String, BTreeMap<i32, i64>>,
-    cut: BTreeSet<String>,
+    /// The topics that do not exist.
+    pub(crate) absent: Vec<String>,
+    /// The topics whose first records are deleted.
+    pub(crate) cut: Vec<String>,
 }
 
 impl RecordReader {
@@ -50,11 +50,11 @@ impl RecordReader {
     /// the broker has an offset for the time.
     pub(crate) fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<RecordReader> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
-        Ok(RecordReader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
+        Ok(RecordReader { reader, id_headers, since_ms, absent: Vec::new(), cut: Vec::new() })
     }
 
-    /// Reads every topic of `comparison` up to the end that it has at the start of its read. Then reads the topics with
-    /// missing records again, until `deadline`. Records that are missing afterwards were not there at the deadline.
+    /// Reads every topic of `comparison`: waits until `deadline` for missing records, and then reads to the end that the
+    /// topic has. Records that are missing afterwards were not there at the deadline.
     pub(crate) fn read(
         &mut self,
         comparison: &mut Comparison,
@@ -62,79 +62,56 @@ impl RecordReader {
         say: &mut dyn FnMut(&Reading<'_>),
     ) -> Result<()> {
         let topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
-        let mut left: Vec<&String> = topics.iter().collect();
-        loop {
-            let is_last = Instant::now() >= deadline;
-            for (at, topic) in left.iter().enumerate() {
-                let begun = Reading { topic, number: at + 1, topics: left.len(), records: 0, of: 0 };
-                self.topic(begun, comparison, say)?;
-            }
-            left.retain(|topic| comparison.owed(topic) > 0);
-            if left.is_empty() || is_last {
-                return Ok(());
-            }
-            std::thread::sleep(PAUSE.min(deadline.saturating_duration_since(Instant::now())));
+        for (at, topic) in topics.iter().enumerate() {
+            let begin = self.begin(topic, deadline)?;
+            let mut reading = Reading { topic, number: at + 1, topics: topics.len(), records: 0, of: offsets(&begin) };
+            let mut take = |into: &mut Comparison, record: &TopicRecord<'_>| {
+                into.record(topic, &delivered(record, &self.id_headers));
+                reading.records += 1;
+                reading.of = reading.of.max(reading.records);
+                say(&reading);
+            };
+            let next = self.reader.follow(topic, begin, &mut |record| {
+                record.iter().for_each(|record| take(comparison, record));
+                let is_over = comparison.owed(topic) == 0 || Instant::now() >= deadline;
+                if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            let rest = self.reader.read_on(topic, &next, &mut |record| take(comparison, &record))?;
+            self.absent.extend(rest.is_empty().then(|| topic.clone()));
         }
-    }
-
-    /// The topics that do not exist, and the read topics whose first records are deleted.
-    pub(crate) fn absent_and_cut(&self) -> (Vec<String>, Vec<String>) {
-        let absent = self.read.iter().filter(|(_, partitions)| partitions.is_empty()).map(|(topic, _)| topic.clone());
-        (absent.collect(), self.cut.iter().cloned().collect())
-    }
-
-    fn topic(
-        &mut self,
-        mut reading: Reading<'_>,
-        into: &mut Comparison,
-        say: &mut dyn FnMut(&Reading<'_>),
-    ) -> Result<()> {
-        let topic = reading.topic;
-        let read = self.read.get(topic).cloned().unwrap_or_default();
-        let spans = self.unread(topic, &read)?;
-        reading.of = spans.values().map(|span| u64::try_from(span.end - span.start).unwrap_or_default()).sum();
-        self.reader.read(topic, &spans, &mut |message| {
-            into.record(topic, &self.delivered(&message));
-            reading.records += 1;
-            say(&reading);
-            ControlFlow::Continue(())
-        })?;
-        let ends = spans.into_iter().map(|(id, span)| (id, span.end));
-        self.read.entry(topic.to_owned()).or_default().extend(ends);
         Ok(())
     }
 
-    /// The offsets of `topic` after those in `read`, up to its present ends.
-    fn unread(&mut self, topic: &str, read: &BTreeMap<i32, i64>) -> Result<OffsetRanges> {
+    /// The partitions of `topic`, each from its first record to compare. Waits until `deadline` for a topic that does not
+    /// exist.
+    fn begin(&mut self, topic: &str, deadline: Instant) -> Result<OffsetRanges> {
         let mut spans = self.reader.spans(topic)?;
-        let mut fresh = spans.clone();
-        fresh.retain(|id, _| !read.contains_key(id));
-        if let Some(since_ms) = self.since_ms {
-            fresh = self.reader.since(topic, fresh, since_ms)?;
+        while spans.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(PAUSE);
+            spans = self.reader.spans(topic)?;
         }
-        for (id, span) in &mut spans {
-            let Some(begin) = fresh.get(id).map(|fresh| fresh.start) else {
-                span.start = read.get(id).copied().unwrap_or(span.start).min(span.end);
-                continue;
-            };
-            let may_lack_records = self.since_ms.is_none() || !span.is_empty();
-            if span.start > 0 && begin == span.start && may_lack_records {
-                self.cut.insert(topic.to_owned());
-            }
-            span.start = begin;
-        }
-        Ok(spans)
+        let begin = match self.since_ms {
+            None => spans.clone(),
+            Some(since_ms) => self.reader.since(topic, spans.clone(), since_ms)?,
+        };
+        // The deleted records may be of the time in question.
+        let is_cut = spans.iter().any(|(id, span)| {
+            let has_records = self.since_ms.is_none() || !span.is_empty();
+            span.start > 0 && has_records && begin.get(id).is_some_and(|begin| begin.start == span.start)
+        });
+        self.cut.extend(is_cut.then(|| topic.to_owned()));
+        Ok(begin)
     }
+}
 
-    fn delivered<'m>(&self, message: &TopicRecord<'m>) -> Delivered<'m> {
-        let headers = message.headers.as_deref().unwrap_or_default();
-        let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
-        Delivered {
-            partition: message.partition,
-            offset: message.offset,
-            key: message.key,
-            id: self.id_headers.iter().find_map(|name| value(name)?.1),
-            is_replay: value(REPLAY_HEADER).is_some(),
-        }
+fn delivered<'m>(record: &TopicRecord<'m>, id_headers: &[String]) -> Delivered<'m> {
+    let headers = record.headers.as_deref().unwrap_or_default();
+    let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
+    Delivered {
+        partition: record.partition,
+        offset: record.offset,
+        key: record.key,
+        id: id_headers.iter().find_map(|name| value(name)?.1),
+        is_replay: value(REPLAY_HEADER).is_some(),
     }
 }

@@ -92,11 +92,10 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
             bar.at(*records, Some(*of), || format!("records of topic {topic} read (topic {number} of {topics})"));
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
-        let unreadable = reader.absent_and_cut();
-        read.map(|()| (comparison, unreadable))
+        read.map(|()| (comparison, reader))
     };
     let read = tokio::task::spawn_blocking(reading).await;
-    let (mut comparison, (absent, cut)) =
+    let (mut comparison, RecordReader { absent, cut, .. }) =
         read.map_err(|error| Error::new(Kind::Bug, format!("the reader of topics ended: {error}")))??;
     rows::find_strays(&session, &plans, &mut comparison, Bar::new(args.output)).await?;
 

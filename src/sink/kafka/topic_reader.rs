@@ -44,6 +44,11 @@ const AHEAD_KIB: &str = "8192";
 /// By partition, the offsets to read.
 pub(crate) type OffsetRanges = BTreeMap<i32, Range<i64>>;
 
+/// The number of offsets: at least that of the records.
+pub(crate) fn offsets(spans: &OffsetRanges) -> u64 {
+    spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
+}
+
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 #[derive(Debug)]
@@ -241,24 +246,45 @@ impl TopicReader {
         self.client()?.unassign().map_err(|error| self.explain(&error, topic))
     }
 
-    /// Reads `spans` from their first offsets on, and beyond their ends, until `take` breaks. `take` gets each record as it
-    /// comes, and nothing where none has come for 100 ms or at the end of a partition.
+    /// Reads on from the first offsets of `spans`, beyond their ends, until `take` breaks. `take` gets each record as it comes,
+    /// and nothing where none has come for 100 ms or at the end of a partition. Returns where it has stopped.
     pub(crate) fn follow(
         &self,
         topic: &str,
-        spans: &OffsetRanges,
+        mut spans: OffsetRanges,
         take: &mut dyn FnMut(Option<TopicRecord<'_>>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.assign(topic, spans)?;
+    ) -> Result<OffsetRanges> {
+        self.assign(topic, &spans)?;
         loop {
-            let taken = match self.hear(topic)? {
-                Heard::Record(message) => take(Some(TopicRecord::of(&message))),
-                Heard::End(_) | Heard::Nothing => take(None),
-            };
-            if taken.is_break() {
-                return Ok(());
+            let heard = self.hear(topic)?;
+            let message = if let Heard::Record(message) = &heard { Some(message) } else { None };
+            if let Some(message) = message
+                && let Some(span) = spans.get_mut(&message.partition())
+            {
+                span.start = message.offset().saturating_add(1);
+            }
+            if take(message.map(TopicRecord::of)).is_break() {
+                return Ok(spans);
             }
         }
+    }
+
+    /// Reads the partitions of `topic`, each from its start in `from`, to the ends they have now. Returns what that was.
+    pub(crate) fn read_on(
+        &self,
+        topic: &str,
+        from: &OffsetRanges,
+        take: &mut dyn FnMut(TopicRecord<'_>),
+    ) -> Result<OffsetRanges> {
+        let mut spans = self.spans(topic)?;
+        for (id, span) in &mut spans {
+            span.start = from.get(id).map_or(span.start, |from| from.start.clamp(span.start, span.end));
+        }
+        self.read(topic, &spans, &mut |record| {
+            take(record);
+            ControlFlow::Continue(())
+        })?;
+        Ok(spans)
     }
 
     fn assign(&self, topic: &str, spans: &OffsetRanges) -> Result<()> {
