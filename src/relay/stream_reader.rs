@@ -316,35 +316,48 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Reads as soon as it may, each time `bytes` that come `apart` after the reader was ready; gives the time of all.
-    fn reads(
-        pace: &mut ReadPacer,
-        now: &mut Instant,
-        count: u32,
-        apart: Duration,
-        bytes: usize,
-        events: impl Fn(u32) -> u64,
-    ) -> Duration {
-        let began = *now;
-        for read in 0..count {
-            pace.ready(*now);
-            *now += apart;
-            pace.read(*now, bytes, bytes, events(read));
-            *now = pace.rests_until(*now, events(read + 1)).unwrap_or(*now);
-        }
-        *now - began
+    const SHORT: Duration = Duration::from_micros(10);
+    /// Between two keepalives of a busy server.
+    const HALF: Duration = Duration::from_micros(500);
+
+    /// A reader, and its time.
+    struct Reader {
+        pace: ReadPacer,
+        now: Instant,
     }
 
-    const SHORT: Duration = Duration::from_micros(10);
+    impl Reader {
+        fn new() -> Reader {
+            let now = Instant::now();
+            Reader { pace: ReadPacer::new(now), now }
+        }
+
+        /// In a backlog of events.
+        fn behind() -> Reader {
+            let mut reader = Reader::new();
+            reader.reads(BACKLOG, SHORT, 50_000, u64::from);
+            reader
+        }
+
+        /// Reads as soon as it may, each time `bytes` that come `apart` after the reader was ready; gives the time of all.
+        fn reads(&mut self, count: u32, apart: Duration, bytes: usize, events: impl Fn(u32) -> u64) -> Duration {
+            let began = self.now;
+            for read in 0..count {
+                self.pace.ready(self.now);
+                self.now += apart;
+                self.pace.read(self.now, bytes, bytes, events(read));
+                self.now = self.pace.rests_until(self.now, events(read + 1)).unwrap_or(self.now);
+            }
+            self.now - began
+        }
+    }
 
     #[test]
     fn a_backlog_is_read_twice_a_millisecond_even_if_delivered_before() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        let took = reads(&mut pace, &mut now, 100, SHORT, 50_000, |read| u64::from(read) * 50);
-        assert!(pace.is_backlog());
-        assert!(took >= 46 * MS && took < 49 * MS, "{took:?}");
-        let took = reads(&mut ReadPacer::new(now), &mut now, 100, SHORT, CHATTER_BYTES, |_| 7);
+        let mut reader = Reader::new();
+        let took = reader.reads(100, SHORT, 50_000, |read| u64::from(read) * 50);
+        assert!(reader.pace.is_backlog() && took >= 46 * MS && took < 49 * MS, "{took:?}");
+        let took = Reader::new().reads(100, SHORT, CHATTER_BYTES, |_| 7);
         assert!(took < 49 * MS, "{took:?}");
     }
 
@@ -356,8 +369,7 @@ mod tests {
             (AT_ONCE, 300, Duration::ZERO, 1),
             (CHATTER_WITHIN, 23, Duration::ZERO, 0),
         ] {
-            let mut now = Instant::now();
-            let mut pace = ReadPacer::new(now);
+            let Reader { mut pace, mut now } = Reader::new();
             for read in 0..100 {
                 pace.ready(now);
                 now += before;
@@ -371,19 +383,16 @@ mod tests {
 
     #[test]
     fn a_rest_that_gathers_few_bytes_is_not_followed_by_another() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
         // 2,000 events a second, of which some come close together.
-        let took = reads(&mut pace, &mut now, 9 * 11, SHORT, 500, u64::from);
+        let took = Reader::new().reads(9 * 11, SHORT, 500, u64::from);
         assert!(took < 8 * MS, "{took:?}");
     }
 
     #[test]
     fn a_read_batch_grows_until_large_or_old_or_all_has_been_read() {
-        let start = Instant::now();
-        let (mut now, mut pace) = (start, ReadPacer::new(start));
+        let Reader { mut pace, now } = Reader::new();
         assert!(!pace.gathers(now, 100), "one row is no backlog");
-        reads(&mut pace, &mut now, BACKLOG, SHORT, 50_000, u64::from);
+        let Reader { mut pace, now } = Reader::behind();
         assert!(pace.gathers(now, 50_000) && !pace.gathers(now, READ_BATCH_BYTES));
         assert!(pace.gathers(now, 50_000) && pace.gathers(now + GATHERED_WITHIN / 2, 100_000));
         assert!(!pace.gathers(now + GATHERED_WITHIN, 150_000));
@@ -394,41 +403,40 @@ mod tests {
 
     #[test]
     fn a_large_read_batch_grows_through_a_short_pause_of_the_walsender() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        reads(&mut pace, &mut now, BACKLOG, SHORT, 50_000, u64::from);
-        let paused = now;
-        while now < paused + DRY_AFTER - REST {
-            pace.ready(now);
-            pace.dry(now, BEGUN_BYTES);
-            assert!(pace.gathers(now, BEGUN_BYTES));
-            now = pace.rests_until(now, 8).unwrap();
+        let mut reader = Reader::behind();
+        let Reader { pace, now } = &mut reader;
+        let paused = *now;
+        while *now < paused + DRY_AFTER - REST {
+            pace.ready(*now);
+            pace.dry(*now, BEGUN_BYTES);
+            assert!(pace.gathers(*now, BEGUN_BYTES));
+            *now = pace.rests_until(*now, 8).unwrap();
         }
         // Little by itself, and late, it adds to much.
-        pace.ready(now);
-        now += DRY_AFTER / 2;
-        pace.read(now, 300, BEGUN_BYTES + 300, 8);
-        assert!(pace.gathers(now, BEGUN_BYTES + 300));
-        now += DRY_AFTER;
-        pace.dry(now, BEGUN_BYTES + 300);
-        assert!(!pace.gathers(now, BEGUN_BYTES + 300));
+        pace.ready(*now);
+        *now += DRY_AFTER / 2;
+        pace.read(*now, 300, BEGUN_BYTES + 300, 8);
+        assert!(pace.gathers(*now, BEGUN_BYTES + 300));
+        *now += DRY_AFTER;
+        pace.dry(*now, BEGUN_BYTES + 300);
+        assert!(!pace.gathers(*now, BEGUN_BYTES + 300));
         // It was a pause all the same.
-        reads(&mut pace, &mut now, 2, SHORT, 50_000, |_| 8);
-        assert!(pace.is_backlog());
+        reader.reads(2, SHORT, 50_000, |_| 8);
+        assert!(reader.pace.is_backlog());
         // Or the end: what trickles in is read as it comes.
-        pace.dry(now, 300);
-        reads(&mut pace, &mut now, 2, SHORT, 300, |_| 8);
-        assert!(!pace.is_backlog());
+        reader.pace.dry(reader.now, 300);
+        reader.reads(2, SHORT, 300, |_| 8);
+        assert!(!reader.pace.is_backlog());
     }
 
     #[test]
     fn keepalives_are_read_in_groups_until_an_event_arrives() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        reads(&mut pace, &mut now, CHATTER, Duration::from_micros(500), 23, |_| 7);
-        let took = reads(&mut pace, &mut now, 100, Duration::from_micros(500), 23, |_| 7);
+        let mut reader = Reader::new();
+        reader.reads(CHATTER, HALF, 23, |_| 7);
+        let took = reader.reads(100, HALF, 23, |_| 7);
         assert!(took >= 790 * MS, "{took:?}");
         // The read that has an event in it is followed by others as soon as ever.
+        let Reader { mut pace, mut now } = reader;
         pace.ready(now);
         now += MS;
         pace.read(now, 300, 300, 7);
@@ -437,36 +445,24 @@ mod tests {
 
     #[test]
     fn an_idle_outbox_beside_a_busy_table_is_read_twenty_times_a_second() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        let apart = Duration::from_micros(500);
+        let mut reader = Reader::new();
         // The first event, and a while in which there is nothing to be read at all.
-        assert_eq!(pace.rests_until(now, 7), None);
-        now += IDLE_AFTER;
-        reads(&mut pace, &mut now, CHATTER + 1, apart, 23, |_| 7);
-        let took = reads(&mut pace, &mut now, 20, apart, 23 * 100, |_| 7);
+        assert_eq!(reader.pace.rests_until(reader.now, 7), None);
+        reader.now += IDLE_AFTER;
+        reader.reads(CHATTER + 1, HALF, 23, |_| 7);
+        let took = reader.reads(20, HALF, 23 * 100, |_| 7);
         assert!(took >= 990 * MS, "{took:?}");
         // A neighbour that fills a small buffer meanwhile is not kept waiting.
-        let took = reads(&mut pace, &mut now, 20, apart, IDLE_BYTES, |_| 7);
+        let took = reader.reads(20, HALF, IDLE_BYTES, |_| 7);
         assert!(took < 190 * MS, "{took:?}");
         // After an event it is as if nothing had been.
-        reads(&mut pace, &mut now, CHATTER + 1, apart, 23, |_| 8);
-        let took = reads(&mut pace, &mut now, 20, apart, 23, |_| 8);
+        reader.reads(CHATTER + 1, HALF, 23, |_| 8);
+        let took = reader.reads(20, HALF, 23, |_| 8);
         assert!(took < 190 * MS, "{took:?}");
     }
 
     #[tokio::test]
-    async fn an_alarm_does_not_fire_before_its_time() {
-        let mut alarm = Alarm::new();
-        for micros in [0, 1, 200, 900, 3_000] {
-            let until = Instant::now() + Duration::from_micros(micros);
-            alarm.at(until).await;
-            assert!(Instant::now() >= until, "{micros} µs");
-        }
-    }
-
-    #[tokio::test]
-    async fn an_alarm_set_again_does_not_fire_at_its_earlier_time() {
+    async fn an_alarm_does_not_fire_before_its_time_nor_at_an_earlier_one_when_set_again() {
         let mut alarm = Alarm::new();
         for _ in 0..20 {
             let soon = Instant::now() + Duration::from_micros(100);

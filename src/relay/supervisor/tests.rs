@@ -4,8 +4,8 @@ use clap::ValueEnum as _;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
 use super::*;
+use crate::config::DeliveryConfig;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, DeliveryConfig};
 use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
 use crate::event::tests::COLUMNS;
@@ -27,6 +27,9 @@ const ATTEMPTS: usize = 2;
 const LIVES: usize = 12;
 const PLACED: [Value<'static>; 5] =
     [Value::Text(b"7"), Value::Text(b"order"), Value::Text(b"o-1"), Value::Text(b"Placed"), Value::Text(b"{}")];
+/// Without the value that its topic is made of.
+const UNROUTABLE: [Value<'static>; 5] = [PLACED[0], Value::Null, PLACED[2], PLACED[3], PLACED[4]];
+const MODES: [&str; 4] = ["stop", "park", "dead-letter", "skip"];
 
 /// The codes of brokers' errors, their disposition, and the exit code where the relay ends.
 const EXPECTED: [(&str, Disposition, u8); 4] = [
@@ -142,7 +145,7 @@ fn relay(on_error: &str) -> Relay {
         ("delivery.on_error", on_error),
     ];
     let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
-    let mut config: Config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
+    let mut config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
     config.outboxes[0] = crate::event::tests::outbox();
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
@@ -161,18 +164,25 @@ fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
     relay.outage.failed(&error, relay.producer.newest_quarantine(), &relay.config, &relay.telemetry)
 }
 
-fn take_in(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
-    for message in
-        [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), wire::insert(16_384, row)]
-    {
+/// The beginning of a transaction with these rows, which may have a value for `max`.
+fn take_in<S: Sink>(pipeline: &mut Pipeline<S>, rows: &[&[Value<'_>]]) -> Result<()> {
+    let columns = [COLUMNS.as_slice(), &["max"]].concat();
+    let described = wire::relation(16_384, "public", "outbox", &columns[..rows[0].len()]);
+    let rows = rows.iter().map(|row| wire::insert(16_384, row));
+    for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
         pipeline.data(Lsn::new(5), &message)?;
     }
     Ok(())
 }
 
+/// The producer's life ends.
+fn end<S: Sink>(relay: &mut Relay, pipeline: &mut Pipeline<S>) {
+    relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+}
+
 /// One event through a producer's life: what ended that.
 async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
-    take_in(pipeline, row)?;
+    take_in(pipeline, &[row])?;
     // One that waits to be in flight alone is offered again.
     pipeline.publisher.retry_pending()?;
     pipeline.publisher.receive_deliveries().await;
@@ -195,7 +205,7 @@ async fn driven_by(relay: &mut Relay, (code, at): (RDKafkaErrorCode, At), row: &
         let Err(error) = lived else {
             return (Came::WentOn(pipeline.publisher.counts()), waits);
         };
-        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+        end(relay, &mut pipeline);
         match failed(relay, &error) {
             Err(error) => return (Came::Ended(error), waits),
             Ok(wait) => {
@@ -230,13 +240,13 @@ async fn a_drain_ends_with_the_last_ack_a_failure_or_at_its_deadline() {
     ];
     for (code, at, expected, after) in ends {
         let (mut pipeline, began) = (begin(&mut relay, Failing::new(code, at)), Instant::now());
-        take_in(&mut pipeline, &PLACED).unwrap();
+        take_in(&mut pipeline, &[&PLACED]).unwrap();
         let ended = drain::drain(&mut pipeline.publisher, began + limit, &mut stop).await;
         assert_eq!(ended.map_err(|error| error.kind()), expected, "{at:?}");
         assert!((after..=after + RETRY_INTERVAL).contains(&began.elapsed()), "{at:?}");
     }
     let (mut pipeline, began) = (begin(&mut relay, Failing::new(NoError, At::Never)), Instant::now());
-    take_in(&mut pipeline, &PLACED).unwrap();
+    take_in(&mut pipeline, &[&PLACED]).unwrap();
     stopper.ask(Stop::Now);
     assert_eq!(drain::drain(&mut pipeline.publisher, began + limit, &mut stop).await, Ok(false));
     assert_eq!(began.elapsed(), Duration::ZERO, "a second signal ends it at once");
@@ -253,7 +263,7 @@ async fn each_broker_error_has_the_expected_disposition_exit_code_and_remedy() {
             assert_eq!(expected, Some((disposition, exit_code)), "{code:?}");
             seen += 1;
         }
-        for on_error in ["stop", "park", "dead-letter", "skip"] {
+        for on_error in MODES {
             for (code, at) in codes.iter().flat_map(|code| [(*code, At::Enqueue), (*code, At::Delivery)]) {
                 let of = format!("{code:?} at {at:?} with {on_error}");
                 let (came, waits) = driven(on_error, (code, at), &PLACED).await;
@@ -272,7 +282,9 @@ async fn each_broker_error_has_the_expected_disposition_exit_code_and_remedy() {
                         assert_eq!(error.what_to_do().as_deref(), Some(remedy.as_str()), "{of}");
                         assert!(!remedy.is_empty() && error.cause().contains(TOPIC), "{of}: {error}");
                     }
-                    Came::WentOn(counts) if !ends => assert_eq!(given_up(on_error, &counts), (1, 1), "{of}"),
+                    Came::WentOn(counts) if !ends => {
+                        assert_eq!((given_up(on_error, &counts), counts.routed), ((1, 1), 1), "{of}");
+                    }
                     came @ (Came::Ended(_) | Came::WentOn(_) | Came::TriesOn) => panic!("{of}: {came:?}"),
                 }
                 // Where an event that is refused waits, its topic is none of the relay's business any more.
@@ -290,7 +302,7 @@ async fn each_broker_error_has_the_expected_disposition_exit_code_and_remedy() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unlisted_broker_error_is_retried_without_end() {
-    for on_error in ["stop", "park", "dead-letter", "skip"] {
+    for on_error in MODES {
         let (came, waits) = driven(on_error, (Unknown, At::Delivery), &PLACED).await;
         assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{on_error}: {came:?}");
     }
@@ -298,15 +310,15 @@ async fn an_unlisted_broker_error_is_retried_without_end() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
-    let mut row = PLACED;
-    row[1] = Value::Null;
-    for on_error in ["stop", "park", "dead-letter", "skip"] {
-        match driven(on_error, (NoError, At::Delivery), &row).await {
+    for on_error in MODES {
+        match driven(on_error, (NoError, At::Delivery), &UNROUTABLE).await {
             (Came::Ended(error), _) if on_error == "stop" => {
                 assert_eq!((error.kind(), error.kind().exit_code()), (Kind::Event, 20));
                 assert!(error.cause().contains("aggregatetype") && error.what_to_do().is_some(), "{error}");
             }
-            (Came::WentOn(counts), _) => assert_eq!(given_up(on_error, &counts), (1, 1), "{on_error}"),
+            (Came::WentOn(counts), _) => {
+                assert_eq!((given_up(on_error, &counts), counts.routed), ((1, 1), 0), "{on_error}");
+            }
             (came, _) => panic!("{on_error}: {came:?}"),
         }
     }
@@ -338,33 +350,16 @@ async fn each_failed_attempt_is_counted_once() {
 
 #[test]
 fn an_event_that_was_given_up_and_comes_again_is_no_further_failed_attempt() {
-    let mut row = PLACED;
-    row[1] = Value::Null;
     let mut relay = relay("dead-letter");
     let mut failed = Vec::new();
     for _ in 0..2 {
         let mut pipeline = begin(&mut relay, Failing::new(NoError, At::Delivery));
         // The connection is lost before its dead letter is acked.
-        take_in(&mut pipeline, &row).unwrap();
+        take_in(&mut pipeline, &[&UNROUTABLE]).unwrap();
         failed.push(pipeline.publisher.counts().failed.iter().sum::<u64>());
-        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+        end(&mut relay, &mut pipeline);
     }
     assert_eq!(failed, [1, 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn only_an_event_with_a_record_is_counted_as_routed() {
-    let mut without_topic = PLACED;
-    without_topic[1] = Value::Null;
-    for (row, routed) in [(PLACED, 1), (without_topic, 0)] {
-        let (Came::WentOn(counts), _) = driven("skip", (MessageSizeTooLarge, At::Delivery), &row).await else {
-            panic!()
-        };
-        let telemetry = Telemetry::new(Duration::from_secs(60));
-        report_counts(&telemetry, counts, Counts::default());
-        let metrics = &telemetry.metrics;
-        assert_eq!((metrics.assembled_events.get(), metrics.routed_events.get()), (1, routed));
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -377,14 +372,12 @@ async fn each_kind_of_error_ends_the_relay_with_its_exit_code_or_is_retried() {
         let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
         let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
         let ended = failed(&mut relay, &error).err();
-        let code =
-            ended.as_ref().map(|ended| (ended.kind().exit_code(), ended.what_to_do().unwrap_or_default().to_owned()));
-        seen.push((kind, tries, code.as_ref().map(|(code, _)| *code)));
+        seen.push((kind, tries, ended.as_ref().map(|ended| ended.kind().exit_code())));
         // Findings of commands are no faults, and no relay comes to them.
         let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
         assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
         assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
-        assert!(code.is_none_or(|(_, remedy)| remedy == "mend it"), "{kind:?}");
+        assert!(ended.is_none_or(|ended| ended.what_to_do().as_deref() == Some("mend it")), "{kind:?}");
     }
     let expected = [
         (Kind::Config, 0, Some(2)),
@@ -414,29 +407,15 @@ async fn each_kind_of_error_ends_the_relay_with_its_exit_code_or_is_retried() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_with_max_attempts_is_tried_that_often() {
-    let columns = [COLUMNS.as_slice(), &["max"]].concat();
     for (max, retries) in [("1", 0), ("0", 0), ("-3", 0), ("2", 1), ("6", 5), ("many", ATTEMPTS)] {
         let mut relay = relay("stop");
         let outbox = &mut relay.config.outboxes[0];
         outbox.max_attempts = Some("max".to_owned());
         outbox.need_only_routed();
         let row = [PLACED.as_slice(), &[Value::Text(max.as_bytes())]].concat();
-        let mut tried = 0;
-        let ended = loop {
-            let mut pipeline = begin(&mut relay, Failing::new(UnknownTopic, At::Delivery));
-            let described = wire::relation(16_384, "public", "outbox", &columns);
-            for message in [wire::begin(100, 9, 1), described, wire::insert(16_384, &row)] {
-                pipeline.data(Lsn::new(5), &message).unwrap();
-            }
-            pipeline.publisher.receive_deliveries().await;
-            let error = pipeline.publisher.delivered().unwrap_err();
-            relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
-            match failed(&mut relay, &error) {
-                Ok(_) => tried += 1,
-                Err(error) => break error,
-            }
-        };
-        assert_eq!((tried, ended.kind()), (retries, Kind::TopicRefused), "{max}");
+        let (came, waits) = driven_by(&mut relay, (UnknownTopic, At::Delivery), &row).await;
+        let Came::Ended(error) = came else { panic!("{max}: {came:?}") };
+        assert_eq!((waits.len(), error.kind()), (retries, Kind::TopicRefused), "{max}");
     }
 }
 
@@ -462,22 +441,16 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
     let (mut waits, mut letters) = (Vec::new(), 0);
     let mut behind = PLACED;
     behind[0] = Value::Text(b"8");
-    let mut bad = PLACED;
-    bad[1] = Value::Null;
     loop {
         let mut pipeline = begin(&mut relay, sink);
-        pipeline.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
-        pipeline.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
-        let mut failure = None;
-        for row in [bad, behind] {
-            if pipeline.publisher.has_room() && failure.is_none() {
-                failure = pipeline.data(Lsn::new(5), &wire::insert(16_384, &row)).err();
-            }
+        let mut failure = take_in(&mut pipeline, &[&UNROUTABLE]).err();
+        if pipeline.publisher.has_room() && failure.is_none() {
+            failure = pipeline.data(Lsn::new(5), &wire::insert(16_384, &behind)).err();
         }
         pipeline.publisher.receive_deliveries().await;
         failure = failure.or(pipeline.publisher.delivered().err());
         letters += pipeline.publisher.counts().dead_lettered;
-        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+        end(&mut relay, &mut pipeline);
         sink = pipeline.publisher.sink;
         sink.told.clear();
         tokio::time::advance(Duration::from_secs(3_600)).await;
@@ -486,58 +459,33 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
         waits.push(wait.as_secs());
         assert!(refused() && error.what_to_do().is_some_and(|fix| fix.contains("walrelay-dead-letters")), "{error:?}");
     }
-    assert_eq!(waits, [1, 2, 4, 8, 8, 8, 8, 8, 8]);
-    assert_eq!(letters, 1);
+    assert_eq!((waits.as_slice(), letters), (&[1, 2, 4, 8, 8, 8, 8, 8, 8][..], 1));
     let behind = sink.offered.iter().filter(|(topic, _)| topic == TOPIC).count();
-    assert_eq!(
-        behind,
-        usize::from(at == At::Delivery),
-        "what is behind a letter that was refused is not sent with it again: {:?}",
-        sink.offered
-    );
-}
-
-#[derive(Clone, Default)]
-struct Captured(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl std::io::Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    assert_eq!(behind, usize::from(at == At::Delivery), "a refused letter is offered without it: {:?}", sink.offered);
 }
 
 /// A producer's life with an event and one behind it that has no route: what ended it, and how many were skipped.
 async fn skips_one(relay: &mut Relay, sink: impl Sink) -> (Result<()>, u64) {
-    let (mut pipeline, mut bad) = (begin(relay, sink), PLACED);
-    bad[1] = Value::Null;
-    let described = wire::relation(16_384, "public", "outbox", &COLUMNS);
-    let rows = [PLACED, bad].map(|row| wire::insert(16_384, &row));
-    for message in [wire::begin(100, 9, 1), described].into_iter().chain(rows) {
-        pipeline.data(Lsn::new(5), &message).unwrap();
-    }
+    let mut pipeline = begin(relay, sink);
+    take_in(&mut pipeline, &[&PLACED, &UNROUTABLE]).unwrap();
     pipeline.publisher.receive_deliveries().await;
     let ended = pipeline.publisher.delivered();
-    relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+    end(relay, &mut pipeline);
     (ended, pipeline.publisher.counts().skipped)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_event_that_is_skipped_is_logged_and_counted_once_however_often_it_comes() {
     let mut relay = relay("skip");
-    let (log, failing) = (Captured::default(), || Failing::new(BrokerTransportFailure, At::Delivery));
-    let writer = log.clone();
-    let logs = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let logs = tracing_subscriber::fmt().with_writer(std::sync::Mutex::new(log.reopen().unwrap())).finish();
     let _logs = tracing::subscriber::set_default(logs);
     for _ in 0..3 {
-        let (ended, skipped) = skips_one(&mut relay, failing()).await;
+        let (ended, skipped) = skips_one(&mut relay, Failing::new(BrokerTransportFailure, At::Delivery)).await;
         assert!(ended.is_err() && skipped == 0, "the one before it is not delivered");
     }
     let (ended, skipped) = skips_one(&mut relay, crate::sink::NullSink::default()).await;
     assert!(ended.is_ok() && skipped == 1, "{ended:?}, {skipped}");
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let log = std::fs::read_to_string(log.path()).unwrap();
     assert_eq!(log.matches("an event was given up").count(), 1, "{log}");
 }
