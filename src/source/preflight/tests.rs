@@ -86,9 +86,22 @@ fn flags(facts: &mut Facts) -> &mut Flags {
     &mut catalog(facts).publication.as_mut().unwrap().flags
 }
 
+fn of_version(facts: &mut Facts, major: u32, minor: u32) {
+    facts.server.version_num = major * 10_000 + minor;
+    facts.server.version = format!("{major}.{minor}");
+}
+
+fn is_partitioned(facts: &mut Facts, via_root: bool) {
+    table(facts).kind = "p".into();
+    flags(facts).via_root = via_root;
+}
+
+/// A change, and a part of the cause and of the remedy that it comes to.
+type Fault = (Change, &'static str, &'static str);
+
 #[track_caller]
-fn assert_faults(kind: Kind, rows: &[(Change, &str, &str)]) {
-    for (change, cause, remedy) in rows {
+fn assert_faults(kind: Kind, faults: &[Fault]) {
+    for (change, cause, remedy) in faults {
         let mut facts = fit();
         change(&mut facts);
         let error = judged(&facts).expect_err(cause);
@@ -108,201 +121,116 @@ fn a_suitable_server_passes_with_one_warning_about_the_wal_limit_of_the_slot() {
 
 #[test]
 fn an_old_server_a_low_wal_level_and_a_role_without_replication_are_refused() {
-    assert_faults(
-        Kind::PostgresUnfit,
-        &[
-            (
-                |it| {
-                    it.server.version_num = 130_014;
-                    it.server.version = "13.14".into();
-                },
-                "PostgreSQL 13.14",
-                "upgrade",
-            ),
-            (
-                |it| it.server.wal_level = "replica".into(),
-                "wal_level is replica",
-                "alter system set wal_level = 'logical'; -- then restart Postgres",
-            ),
-        ],
-    );
-    assert_faults(
-        Kind::PostgresRefused,
-        &[(
-            |it| it.server.may_replicate = false,
-            "role \"relay\" may not use replication slots",
-            "alter role \"relay\" replication; -- on RDS: ",
-        )],
-    );
+    let unfit: [Fault; 2] = [
+        (|it| of_version(it, 13, 14), "PostgreSQL 13.14", "upgrade"),
+        (|it| it.server.wal_level = "replica".into(), "wal_level is replica", "set wal_level = 'logical'; -- then"),
+    ];
+    assert_faults(Kind::PostgresUnfit, &unfit);
+    let remedy = "alter role \"relay\" replication; -- on RDS: ";
+    let refused: Change = |it| it.server.may_replicate = false;
+    assert_faults(Kind::PostgresRefused, &[(refused, "role \"relay\" may not use replication slots", remedy)]);
 }
 
 #[test]
 fn a_server_in_recovery_is_waited_for_despite_all_other_faults() {
-    let mut facts = fit();
+    let mut facts = Facts { slot: None, ..fit() };
     facts.server.in_recovery = true;
     facts.server.wal_level = "replica".into();
-    facts.slot = None;
     assert_eq!(judged(&facts).unwrap_err().kind(), Kind::PostgresUnreachable);
 }
 
 #[test]
 fn an_unusable_slot_is_refused_with_the_reason_and_a_remedy() {
-    assert_faults(
-        Kind::SlotUnusable,
-        &[
-            (|it| it.slot = None, "there is no replication slot orders", "`walrelay setup --slot orders`"),
-            (
-                |it| {
-                    it.slot = None;
-                    catalog(it).publication = None;
-                },
-                "there is neither replication slot orders on this server nor publication walrelay_orders in database shop",
-                "`walrelay setup --slot orders`",
-            ),
-            (|it| slot(it).slot_type = "physical".into(), "slot orders is a physical slot", "name another slot"),
-            (|it| slot(it).plugin = some("wal2json"), "uses the plugin wal2json", "pg_drop_replication_slot('orders')"),
-            (
-                |it| slot(it).database = some("crm"),
-                "belongs to database crm, and we are connected to shop",
-                "connect to crm",
-            ),
-            (|it| slot(it).temporary = true, "is temporary", "create a permanent one"),
-            (|it| slot(it).two_phase = true, "has two_phase", "pg_drop_replication_slot('orders')"),
-            (|it| slot(it).confirmed_flush_lsn = None, "is being created", "pg_prepared_xacts"),
-            (
-                |it| slot(it).wal_status = some("lost"),
-                "is lost (wal_removed: max_slot_wal_keep_size was exceeded); it was confirmed up to 0/190",
-                "recreates it",
-            ),
-            (
-                |it| slot(it).invalidation_reason = some("idle_timeout"),
-                "is lost (idle_timeout)",
-                "alert on the slot's lag",
-            ),
-            (
-                |it| slot(it).conflicting = Some(true),
-                "is lost (conflict with recovery)",
-                "pg_drop_replication_slot('orders')",
-            ),
-        ],
-    );
+    const SETUP: &str = "`walrelay setup --slot orders`";
+    const DROP: &str = "pg_drop_replication_slot('orders')";
+    let neither =
+        "there is neither replication slot orders on this server nor publication walrelay_orders in database shop";
+    let removed = "is lost (wal_removed: max_slot_wal_keep_size was exceeded); it was confirmed up to 0/190";
+    let faults: [Fault; 11] = [
+        (|it| it.slot = None, "there is no replication slot orders", SETUP),
+        (|it| (it.slot, catalog(it).publication) = (None, None), neither, SETUP),
+        (|it| slot(it).slot_type = "physical".into(), "slot orders is a physical slot", "name another slot"),
+        (|it| slot(it).plugin = some("wal2json"), "uses the plugin wal2json", DROP),
+        (|it| slot(it).database = some("crm"), "database crm, and we are connected to shop", "connect to crm"),
+        (|it| slot(it).temporary = true, "is temporary", "create a permanent one"),
+        (|it| slot(it).two_phase = true, "has two_phase", DROP),
+        (|it| slot(it).confirmed_flush_lsn = None, "is being created", "pg_prepared_xacts"),
+        (|it| slot(it).wal_status = some("lost"), removed, "recreates it"),
+        (
+            |it| slot(it).invalidation_reason = some("idle_timeout"),
+            "is lost (idle_timeout)",
+            "an alert on the slot's lag",
+        ),
+        (|it| slot(it).conflicting = Some(true), "is lost (conflict with recovery)", DROP),
+    ];
+    assert_faults(Kind::SlotUnusable, &faults);
 }
 
 #[test]
 fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
-    assert_faults(
-        Kind::Publication,
-        &[
-            (
-                |it| catalog(it).publication = None,
-                "there is no publication walrelay_orders in database shop",
-                "`walrelay setup --slot orders`",
-            ),
-            (
-                |it| {
-                    catalog(it).publication = None;
-                    slot(it).restart_lsn = slot(it).confirmed_flush_lsn;
-                },
-                "there is no publication walrelay_orders in database shop",
-                "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then start",
-            ),
-            (|it| catalog(it).table = None, "there is no table public.outbox in database shop", "walrelay setup"),
-            (
-                |it| catalog(it).members.clear(),
-                "table public.outbox is not in publication walrelay_orders: never added, or dropped and created again",
-                "alter publication \"walrelay_orders\" add table public.outbox",
-            ),
-            (
-                |it| {
-                    catalog(it).members.clear();
-                    catalog(it).other_tables = vec!["public.orders_outbox".into()];
-                },
-                "publication walrelay_orders publishes public.orders_outbox, and not public.outbox",
-                "--table 'public.orders_outbox'",
-            ),
-            (|it| flags(it).insert = false, "publish = ''", "set (publish = 'insert')"),
-            (
-                |it| (flags(it).insert, flags(it).delete) = (false, true),
-                "publish = 'delete': without inserts",
-                "set (publish = 'insert')",
-            ),
-            (
-                |it| catalog(it).members[0].row_filter = some("(id > 1)"),
-                "filters rows of public.outbox: (id > 1)",
-                "add table public.outbox; commit",
-            ),
-            (
-                |it| catalog(it).members[0].columns = Some(vec!["id".into(), "type".into()]),
-                "publishes only (id, type) of public.outbox, without the column aggregatetype",
-                "add table public.outbox; commit",
-            ),
-        ],
-    );
+    const MISSING: &str = "there is no publication walrelay_orders in database shop";
+    const WHOLE: &str = "add table public.outbox; commit";
+    const INSERTS: &str = "set (publish = 'insert')";
+    let removed =
+        "table public.outbox is not in publication walrelay_orders: never added, or dropped and created again";
+    let cut = "publishes only (id, type) of public.outbox, without the column aggregatetype";
+    let retained: Change = |it| {
+        catalog(it).publication = None;
+        slot(it).restart_lsn = slot(it).confirmed_flush_lsn;
+    };
+    let other: Change = |it| {
+        catalog(it).members.clear();
+        catalog(it).other_tables = vec!["public.orders_outbox".into()];
+    };
+    let faults: [Fault; 9] = [
+        (|it| catalog(it).publication = None, MISSING, "`walrelay setup --slot orders`"),
+        (retained, MISSING, "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then start"),
+        (|it| catalog(it).table = None, "there is no table public.outbox in database shop", "walrelay setup"),
+        (|it| catalog(it).members.clear(), removed, "alter publication \"walrelay_orders\" add table public.outbox"),
+        (other, "publishes public.orders_outbox, and not public.outbox", "--table 'public.orders_outbox'"),
+        (|it| flags(it).insert = false, "publish = ''", INSERTS),
+        (|it| (flags(it).insert, flags(it).delete) = (false, true), "publish = 'delete': without inserts", INSERTS),
+        (|it| catalog(it).members[0].row_filter = some("(id > 1)"), "filters rows of public.outbox: (id > 1)", WHOLE),
+        (|it| catalog(it).members[0].columns = Some(vec!["id".into(), "type".into()]), cut, WHOLE),
+    ];
+    assert_faults(Kind::Publication, &faults);
 }
 
 #[test]
 fn a_table_that_cannot_be_streamed_is_refused_with_a_remedy() {
-    assert_faults(
-        Kind::Publication,
-        &[
-            (|it| table(it).kind = "v".into(), "public.outbox is a view", "inserted into"),
-            (|it| table(it).kind = "f".into(), "is a foreign table", "inserted into"),
-            (|it| table(it).persistence = "u".into(), "is unlogged", "alter table public.outbox set logged"),
-            (|it| table(it).persistence = "t".into(), "is temporary", "permanent"),
-            (
-                |it| {
-                    table(it).kind = "p".into();
-                    flags(it).via_root = true;
-                    table(it).silent_partitions = vec!["outbox_7".into()];
-                },
-                "partition outbox_7 of public.outbox is unlogged or foreign",
-                "alter table outbox_7 set logged",
-            ),
-            (
-                |it| table(it).kind = "p".into(),
-                "is partitioned, and publication walrelay_orders publishes rows under the names of partitions",
-                "set (publish_via_partition_root = true)",
-            ),
-            (
-                |it| {
-                    flags(it).via_root = true;
-                    catalog(it).members = vec![member(0, "outbox"), member(1, "events"), member(2, "all_events")];
-                },
-                "publishes its rows under the name of all_events",
-                "name all_events as the outbox",
-            ),
-            (
-                |it| table(it).columns.retain(|column| column.name != "payload"),
-                "has no column payload; it has id, aggregatetype, aggregateid, type",
-                "which column holds what",
-            ),
-            (
-                |it| table(it).columns[4].generated = "s".into(),
-                "column payload of public.outbox is generated",
-                "map a column",
-            ),
-        ],
-    );
-}
-
-#[test]
-fn a_table_that_cannot_be_streamed_is_reported_before_a_missing_slot() {
-    let changes: [Change; 3] = [
-        |it| table(it).kind = "v".into(),
-        |it| table(it).persistence = "u".into(),
-        |it| table(it).silent_partitions = vec!["outbox_7".into()],
+    let silent = "partition outbox_7 of public.outbox is unlogged or foreign";
+    let by_partition = "is partitioned, and publication walrelay_orders publishes rows under the names of partitions";
+    let has_silent: Change = |it| {
+        is_partitioned(it, true);
+        table(it).silent_partitions = vec!["outbox_7".into()];
+    };
+    let under_another_name: Change = |it| {
+        flags(it).via_root = true;
+        catalog(it).members = vec![member(0, "outbox"), member(1, "events"), member(2, "all_events")];
+    };
+    let lacking: Change = |it| table(it).columns.retain(|column| column.name != "payload");
+    let faults: [Fault; 9] = [
+        // Before a missing slot: no slot helps.
+        (|it| (it.slot, table(it).kind) = (None, "v".into()), "public.outbox is a view", "inserted into"),
+        (|it| table(it).kind = "f".into(), "is a foreign table", "inserted into"),
+        (|it| table(it).persistence = "u".into(), "is unlogged", "alter table public.outbox set logged"),
+        (|it| table(it).persistence = "t".into(), "is temporary", "permanent"),
+        (has_silent, silent, "alter table outbox_7 set logged"),
+        (|it| is_partitioned(it, false), by_partition, "set (publish_via_partition_root = true)"),
+        (under_another_name, "publishes its rows under the name of all_events", "name all_events as the outbox"),
+        (lacking, "has no column payload; it has id, aggregatetype, aggregateid, type", "which column holds what"),
+        (
+            |it| table(it).columns[4].generated = "s".into(),
+            "column payload of public.outbox is generated",
+            "map a column",
+        ),
     ];
-    for change in changes {
-        let mut facts = Facts { slot: None, ..fit() };
-        change(&mut facts);
-        assert_eq!(judged(&facts).unwrap_err().kind(), Kind::Publication);
-    }
+    assert_faults(Kind::Publication, &faults);
 }
 
 #[test]
 fn an_unlogged_table_is_named() {
-    let mut facts = fit();
-    let outbox = outbox();
+    let (mut facts, outbox) = (fit(), outbox());
     let named = |facts: &Facts| facts.unlogged(outbox.source.table().into_iter()).count();
     assert_eq!(named(&facts), 0);
     table(&mut facts).persistence = "u".into();
@@ -311,62 +239,51 @@ fn an_unlogged_table_is_named() {
 
 #[test]
 fn settings_that_only_look_like_faults_are_accepted() {
-    let rows: &[Change] = &[
-        // Another session streams from the slot: the server decides.
-        |it| slot(it).active_pid = Some(77),
-        // Every mapped column is in the list.
-        |it| {
+    let rows: [(&str, Change); 6] = [
+        ("another session streams from the slot: the server decides", |it| slot(it).active_pid = Some(77)),
+        ("every mapped column is in the list", |it| {
             let names = table(it).columns.iter().map(|column| column.name.clone()).collect();
             catalog(it).members[0].columns = Some(names);
-        },
-        // A generated column that 18 publishes.
-        |it| {
+        }),
+        ("a generated column that 18 publishes", |it| {
             table(it).columns[4].generated = "s".into();
             catalog(it).publication.as_mut().unwrap().generated_columns = some("s");
-        },
-        // A generated column nobody mapped.
-        |it| {
-            let column = PublishedColumn { name: "search".into(), generated: "s".into() };
-            table(it).columns.push(column);
-        },
-        // A partitioned table via its root.
-        |it| {
-            table(it).kind = "p".into();
-            flags(it).via_root = true;
-        },
-        // A partition under its own name; the filter of the table above does not apply to it.
-        |it| {
-            let above = Member { row_filter: some("(id > 1)"), ..member(1, "events") };
-            catalog(it).members = vec![above];
-        },
+        }),
+        ("a generated column nobody mapped", |it| {
+            table(it).columns.push(PublishedColumn { name: "search".into(), generated: "s".into() });
+        }),
+        ("a partitioned table via its root", |it| is_partitioned(it, true)),
+        ("a partition under its own name; the filter of the table above does not apply to it", |it| {
+            catalog(it).members = vec![Member { row_filter: some("(id > 1)"), ..member(1, "events") }];
+        }),
     ];
-    for (row, change) in rows.iter().enumerate() {
+    for (name, change) in rows {
         let mut facts = fit();
         change(&mut facts);
-        assert!(judged(&facts).is_ok(), "row {row}: {:?}", judged(&facts));
+        assert!(judged(&facts).is_ok(), "{name}: {:?}", judged(&facts));
     }
 }
 
 #[test]
 fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
-    let rows: &[(Change, &str)] = &[
+    let missing = "synchronized_standby_slots names standby2, which is no physical slot of this server";
+    let old: Change = |it| {
+        of_version(it, 16, 15);
+        slot(it).failover = None;
+    };
+    let attached: Change = |it| {
+        of_version(it, 14, 24);
+        is_partitioned(it, true);
+    };
+    let rows: [(Change, &str); 16] = [
         (|it| it.server.max_slot_wal_keep_mb = Some(-1), "until the disk is full"),
         (|it| slot(it).safe_wal_size = Some(3 << 20), "4096 MB of WAL behind; 3 MB are left"),
         (|it| slot(it).wal_status = some("unreserved"), "about to be lost"),
         (|it| it.server.idle_replication_slot_timeout = some("2h"), "when walrelay is away for 2h"),
         (|it| slot(it).failover = Some(false), "failover off"),
-        (|it| it.server.synchronized_standby_slots = Some(String::new()), "synchronized_standby_slots is empty"),
-        (
-            |it| it.server.standby_slots_missing = vec!["standby2".into()],
-            "synchronized_standby_slots names standby2, which is no physical slot of this server",
-        ),
-        (
-            |it| {
-                it.server.version_num = 160_015;
-                slot(it).failover = None;
-            },
-            "PostgreSQL 16 does not copy slots to standbys",
-        ),
+        (|it| it.server.synchronized_standby_slots = some(""), "synchronized_standby_slots is empty"),
+        (|it| it.server.standby_slots_missing = vec!["standby2".into()], missing),
+        (old, "PostgreSQL 16 does not copy slots to standbys"),
         (|it| flags(it).update = true, "publish = 'insert, update': what is not an insert costs traffic"),
         (|it| catalog(it).publication.as_mut().unwrap().all_tables = true, "covers more tables"),
         (|it| catalog(it).members[0].through = "schema".into(), "covers more tables"),
@@ -374,14 +291,7 @@ fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
         (|it| table(it).row_security = true, "row-level security"),
         (|it| table(it).inherited_by = 1, "inherit"),
         (|it| catalog(it).members = vec![member(1, "events")], "rows of its siblings are not relayed"),
-        (
-            |it| {
-                it.server.version_num = 140_024;
-                table(it).kind = "p".into();
-                flags(it).via_root = true;
-            },
-            "attach and detach in one transaction with an alter publication",
-        ),
+        (attached, "attach and detach in one transaction with an alter publication"),
     ];
     for (change, says) in rows {
         let mut facts = fit();
@@ -455,10 +365,11 @@ fn the_remedy_for_a_second_outbox_adds_its_table_to_the_publication() {
     facts.catalogs.push(added);
     let second = OutboxConfig { source: EventSource::Table("billing".parse().unwrap()), ..OutboxConfig::default() };
     let both = [outbox(), second];
-    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    let judged = |facts: &Facts| judge(facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    let error = judged(&facts);
     assert!(error.cause().starts_with("table public.billing is not in publication walrelay_orders"), "{error}");
     assert!(error.what_to_do().unwrap().contains("add table public.billing"), "{error}");
     facts.catalogs[1].other_tables.push("public.stranger".into());
-    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    let error = judged(&facts);
     assert!(error.cause().contains("publishes public.stranger, and not public.billing"), "{error}");
 }
