@@ -180,8 +180,10 @@ pub(crate) fn parameter_status(mut body: &[u8]) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::postgres::session::tests::message as frame;
 
     impl Inbox {
         /// At most the bound of a message plus one read, rounded up by growth.
@@ -190,19 +192,13 @@ mod tests {
         }
     }
 
-    fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
-        let length = i32::try_from(body.len() + 4).unwrap();
-        [&[tag], length.to_be_bytes().as_slice(), body].concat()
-    }
-
     fn fill(inbox: &mut Inbox, mut bytes: &[u8]) -> usize {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         let mut total = 0;
         while !bytes.is_empty() && inbox.has_room() {
             match inbox.poll_fill(&mut cx, &mut bytes, false) {
                 Poll::Ready(Ok(received)) => total += received,
-                Poll::Ready(Err(error)) => panic!("{error}"),
-                Poll::Pending => panic!("a slice is never pending"),
+                other => panic!("a slice is never pending: {other:?}"),
             }
         }
         total
