@@ -502,7 +502,7 @@ fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl Fn
 pub(crate) fn no_dead_letters(topic: &str) -> String {
     format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \
-         events wait behind the first dead letter; create it: kafka-topics --create --topic {topic}, and grant Write and \
+         events wait behind the first dead letter; create it: kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write and \
          Describe on it"
     )
 }

@@ -157,7 +157,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
         let cause = format!("the topic that keeps the position cannot be created: {known}");
         let settings: String = SETTINGS.iter().map(|(name, value)| format!(" --config {name}={value}")).collect();
         Error::new(known.kind(), cause).remedy(format!(
-            "create it as a user who may: kafka-topics --create --topic {topic} --partitions 1 --replication-factor \
+            "create it as a user who may: kafka-topics --bootstrap-server … --create --topic {topic} --partitions 1 --replication-factor \
              {replicas}{settings}"
         ))
     })?;
@@ -198,7 +198,7 @@ pub(crate) fn judge(topic: &str, partitions: usize, cleanup_policy: Option<&str>
     let Some(policy) = cleanup_policy.filter(deletes) else { return Ok(()) };
     let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
     Err(Error::new(Kind::KafkaRefused, cause).remedy(format!(
-        "kafka-configs --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
+        "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
     )))
 }
 

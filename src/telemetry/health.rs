@@ -83,7 +83,7 @@ impl NotReady {
 
 /// The remedy for partitions that take no record.
 pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers, and whether each partition has a leader: \
-     kafka-topics --describe --unavailable-partitions";
+     kafka-topics --bootstrap-server … --describe --unavailable-partitions";
 
 const BLOCKED_FIX: &str = "see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres: \
      select pid, pg_blocking_pids(pid) from pg_stat_activity where application_name like 'walrelay%'";

@@ -73,7 +73,7 @@ pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) 
     if let Some((of, system)) = config.delivery.transactions.as_ref().zip(seen.system_identifier.as_ref()) {
         let id = of.transactional_id(system, config.source.slot.as_str());
         // No request asks for the right without fencing the relay that uses the id.
-        let list = addressed(&format!("kafka-acls --list --transactional-id {id}"), &config.kafka);
+        let list = addressed(&format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"), &config.kafka);
         let found = format!("its ACLs were not asked: {list}");
         report.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
     }
@@ -81,16 +81,12 @@ pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) 
 
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
 pub(super) fn addressed(fix: &str, config: &KafkaConfig) -> String {
-    const TOOLS: [&str; 3] = ["kafka-acls", "kafka-configs", "kafka-topics"];
     let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
     let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
     // With other mechanisms, the user's name is in a ticket, a token or a certificate.
     let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
     let user = value(&["sasl.username"]).filter(|_| has_name);
-    let brokers = shell_word(&config.brokers);
-    let with_brokers =
-        |fix: String, tool| fix.replace(&format!("{tool} --"), &format!("{tool} --bootstrap-server {brokers} --"));
-    let fix = TOOLS.into_iter().fold(fix.to_owned(), with_brokers);
+    let fix = fix.replace("--bootstrap-server …", &format!("--bootstrap-server {}", shell_word(&config.brokers)));
     user.map_or(fix.clone(), |user| fix.replace("User:…", &shell_word(&format!("User:{user}"))))
 }
 
@@ -146,7 +142,8 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
              newer ones ack a record that only {replicas} has"
         );
         let setting = format!("--add-config min.insync.replicas={}", found.replicas);
-        let fix = format!("kafka-configs --alter --entity-type topics --entity-name {name} {setting}");
+        let fix =
+            format!("kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {name} {setting}");
         report.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
     }
     match (found.may_write, found.may_read) {
@@ -192,7 +189,7 @@ mod tests {
                 &KafkaConfig { brokers, properties, id_headers, max_in_flight_bytes: 1, max_in_flight_events: 1 },
             )
         };
-        let grant = "grant it: kafka-acls --add --allow-principal User:… --topic t";
+        let grant = "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
         let named = [("sasl.mechanism", "SCRAM-SHA-512"), ("sasl.username", "the relay")];
         assert_eq!(
             said(grant, &named),
@@ -202,7 +199,7 @@ mod tests {
         assert!(said(grant, &[("sasl.mechanism", "GSSAPI"), ("sasl.username", "x")]).contains(" User:… --topic t"));
         assert!(said(grant, &[]).contains(" User:… --topic t"));
         assert_eq!(
-            said("create it: kafka-topics --create", &[]),
+            said("create it: kafka-topics --bootstrap-server … --create", &[]),
             "create it: kafka-topics --bootstrap-server a:1,b:1 --create"
         );
     }

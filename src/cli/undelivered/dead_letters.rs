@@ -278,7 +278,7 @@ impl Topic {
         let topic = self.name();
         Error::new(Kind::NothingMatched, format!("topic {topic} does not exist, or this user may not see it")).remedy(
             format!(
-                "if the relay's log says that the topic refuses a dead letter, create the topic: kafka-topics --create --topic \
+                "if the relay's log says that the topic refuses a dead letter, create the topic: kafka-topics --bootstrap-server … --create --topic \
                  {topic}; otherwise no event was given up yet, or the relay has another delivery.dead_letter_topic"
             ),
         )

@@ -58,26 +58,26 @@ const FAULTS: &[Fault] = &[
         codes: &[TopicAuthorizationFailed],
         kind: Kind::TopicRefused,
         what: "the Kafka user may not use the topic",
-        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe --topic {topic}",
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation Write --operation Describe --topic {topic}",
     },
     Fault {
         codes: &[ClusterAuthorizationFailed],
         kind: Kind::KafkaRefused,
         what: "the Kafka user may not do this on the cluster",
-        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation IdempotentWrite --cluster; creating \
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation IdempotentWrite --cluster; creating \
                  topics needs Create",
     },
     Fault {
         codes: &[GroupAuthorizationFailed, DelegationTokenAuthorizationFailed],
         kind: Kind::KafkaRefused,
         what: "the Kafka user is not authorised",
-        remedy: "look at the user's ACLs: kafka-acls --list --principal User:…",
+        remedy: "look at the user's ACLs: kafka-acls --bootstrap-server … --list --principal User:…",
     },
     Fault {
         codes: &[TransactionalIdAuthorizationFailed],
         kind: Kind::KafkaRefused,
         what: "the Kafka user may not use the transactional id",
-        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe \
+        remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation Write --operation Describe \
                  --transactional-id {transactional_id}",
     },
     Fault {
@@ -118,13 +118,13 @@ const FAULTS: &[Fault] = &[
         codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId],
         kind: Kind::TopicRefused,
         what: "the topic does not exist",
-        remedy: "create it: kafka-topics --create --topic {topic}",
+        remedy: "create it: kafka-topics --bootstrap-server … --create --topic {topic}",
     },
     Fault {
         codes: &[UnknownPartition],
         kind: Kind::Record,
         what: "the topic has no such partition",
-        remedy: "correct the column that `partition` in [route] names, or give the topic more: kafka-topics --alter \
+        remedy: "correct the column that `partition` in [route] names, or give the topic more: kafka-topics --bootstrap-server … --alter \
                  --topic {topic} --partitions …; then start walrelay again",
     },
     Fault {
@@ -132,7 +132,7 @@ const FAULTS: &[Fault] = &[
         kind: Kind::TopicRefused,
         what: "the brokers do not make the topic: a quota, a policy or their defaults for new topics forbid it",
         remedy: "change what forbids it (the controller's log says what), or create the topic with a number of partitions and \
-                 replicas that is allowed: kafka-topics --create --topic {topic}",
+                 replicas that is allowed: kafka-topics --bootstrap-server … --create --topic {topic}",
     },
     Fault {
         codes: &[InvalidTopic],
@@ -220,7 +220,7 @@ pub(crate) fn may_not_read(topic: &str) -> Error {
 
 pub(crate) fn grant(operations: &[&str], topic: &str) -> String {
     let operations: String = operations.iter().map(|operation| format!(" --operation {operation}")).collect();
-    format!("kafka-acls --add --allow-principal User:…{operations} --topic {topic}")
+    format!("kafka-acls --bootstrap-server … --add --allow-principal User:…{operations} --topic {topic}")
 }
 
 /// The code of an error; errors without one are faults of the client.
