@@ -81,8 +81,8 @@ pub(crate) struct RunSettings {
     /// The reaction to a lost slot
     #[arg(long, value_name = "REACTION")]
     pub on_slot_loss: Option<OnLoss>,
-    /// The existing rows to publish when the relay creates its first slot: all, none, pending, since=TIME; by default
-    /// pending if outbox.pending is set, else all
+    /// The existing rows to publish at the first start: all, none, pending, since=TIME. By default those of outbox.pending;
+    /// without that key all rows, or none if setup created the slot
     #[arg(long, value_name = "ROWS")]
     pub backlog: Option<String>,
     /// The most WAL that the slot may retain, such as 10GiB; no limit by default
