@@ -259,7 +259,7 @@ impl<'a> Reader<'a> {
             } else if is_duplicate {
                 "remove one of the two"
             } else {
-                "the file has to be TOML, https://toml.io"
+                "write TOML, https://toml.io: text is in quotes, as in name = \"orders\""
             };
             errors.add(self.error(start, error.message()).remedy(remedy));
         }

@@ -324,7 +324,11 @@ impl Settings {
     }
 
     pub(crate) fn slot(&self) -> Result<SlotName> {
-        self.base.required("slot.name")?;
+        let of_no_file = |error: Error| match self.file() {
+            Some(_) => error,
+            None => error.about("no walrelay.toml was found here or in /etc/walrelay"),
+        };
+        self.base.required("slot.name").map_err(of_no_file)?;
         self.base.parsed("slot.name", "lower-case letters, digits and underscores, 63 at most")
     }
 
@@ -1082,6 +1086,10 @@ mod tests {
             error.what_to_do().as_deref(),
             Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file")
         );
+        assert_eq!(error.to_string(), "slot.name is not set");
+        let without_file = Settings::new(&Flags::new(), &Environment::new(), None).unwrap().slot().unwrap_err();
+        let cause = "no walrelay.toml was found here or in /etc/walrelay: slot.name is not set";
+        assert_eq!(without_file.to_string(), cause);
     }
 
     #[test]
