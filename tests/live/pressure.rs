@@ -43,7 +43,7 @@ fn frozen(kafka: &Kafka) -> Thawed {
     throughout("the same connection lives", Duration::from_secs(15), || world.walsender() == walsender);
     let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
     eventually("intake is closed, and the reason is said", ARRIVAL, closed, |closed| *closed == Some(1.0));
-    let listen = format!("http.listen={}", relay.port);
+    let listen = format!("http.listen='127.0.0.1:{}'", relay.port);
     let status = world.command("status").option("--set", &listen).flag("--json").succeed();
     assert!(
         status.contains("\"intake\":\"closed\",\"intake_detail\":\"kafka.max_in_flight_bytes is reached\""),
