@@ -153,7 +153,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
 }
 
 /// Whether the table exists and has the columns of `outbox`.
-fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
+pub(super) fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
     let table = catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
     let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
     outbox.columns.iter().all(has)

@@ -143,6 +143,13 @@ impl OutboxConfig {
         self.columns.iter().position(|known| known == column)
     }
 
+    /// Whether its columns have the names that `setup --create-table` gives them.
+    pub(crate) fn has_usual_columns(&self) -> bool {
+        let columns =
+            |of: &Self| [&of.id, &of.aggregate_type, &of.aggregate_id, &of.event_type, &of.payload].map(Clone::clone);
+        columns(self) == columns(&Self::default())
+    }
+
     /// Adds a column to the needed ones.
     pub fn need(&mut self, column: &str) {
         if self.index_of(column).is_none() {

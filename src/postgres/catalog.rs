@@ -115,7 +115,7 @@ impl Table {
     /// As [`Table::read`], for a table that has to exist.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
         let found = Table::read(client, name).await?;
-        found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
+        found.ok_or_else(|| no_table(name, "this database", None))
     }
 
     pub(crate) fn is_table(&self) -> bool {
@@ -246,14 +246,15 @@ impl Column {
     }
 }
 
-/// The error for a missing table `name` in `place`; `setup` creates the table.
-pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Error {
+/// The error for a missing table `name` in `place`; `setup`, if any, could create the table.
+pub(crate) fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>) -> Error {
     let remedy = Remedy::from(
         "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-         '\"Outbox\"'. `",
+         '\"Outbox\"'",
     );
+    let created = setup.map(|setup| Remedy::from(". `").and(setup.flag("create-table")).and("` creates a table"));
     Error::new(Kind::Publication, format!("there is no table {name} in {place}"))
-        .remedy(remedy.and(setup.flag("create-table")).and("` makes a table where there is none"))
+        .remedy(created.into_iter().fold(remedy, Remedy::and))
 }
 
 /// The error for table `name`, which lacks the column `wanted` and has those in `there`.

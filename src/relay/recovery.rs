@@ -126,8 +126,8 @@ pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(
     let Found { config, loaded, facts, slot, history } = found;
     let source = &config.source;
     let is_not_ours = facts.slot.as_ref().is_some_and(|slot| !slot.is_ours(&facts.server.database));
-    // More likely a name that was mistyped than a first start.
-    let is_nothing = loaded.is_none() && facts.slot.is_none() && facts.publication().is_none();
+    // More likely a name that was mistyped than a first start or a loss.
+    let is_nothing = facts.slot.is_none() && facts.publication().is_none();
     if is_not_ours || is_nothing {
         preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
     }

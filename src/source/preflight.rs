@@ -345,7 +345,8 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
     findings.push(Finding::new("slot", slot, judged.map(|()| Vec::new())));
     let none = Slot::default();
     let found = facts.slot.as_ref().unwrap_or(&none);
-    if facts.publication().is_none() {
+    // Without both, the slot's fault names the publication.
+    if facts.publication().is_none() && facts.slot.is_some() {
         let fault = no_publication(publication, database, slot, found, setup.clone());
         findings.push(Finding::new("publication", publication, Err(fault)));
     }
@@ -356,7 +357,8 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
         let Some(table) = &catalog.table else {
-            let fault = no_table(name, &format!("database {database}"), setup.clone());
+            let creates = outbox.has_usual_columns().then(|| setup.clone());
+            let fault = no_table(name, &format!("database {database}"), creates);
             findings.push(Finding::new("table", name, Err(fault)));
             continue;
         };
@@ -391,8 +393,8 @@ fn no_slot(facts: &Facts, slot: &SlotName, publication: &str, setup: &NextComman
         ),
     };
     Error::new(Kind::SlotUnusable, cause).remedy(Remedy::from("check the name; `").and(setup.clone()).and(
-        "` makes slot and publication. Rows that are in the table already are published if the first `walrelay run` \
-         is given --backlog all",
+        "` makes slot and publication. A relay with a stored position then publishes the rows of the table that were \
+         not published; a first one publishes them if it is given --backlog all",
     ))
 }
 

@@ -199,7 +199,7 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     let checks = Checks::of(&doctor(&world));
     checks.has("table", "wrong", "is unlogged", "alter table public.outbox set logged");
     checks.has("slot", "wrong", "neither replication slot", "`walrelay setup --");
-    checks.has("publication", "wrong", "there is no publication", "setup");
+    assert!(!checks.states().iter().any(|(check, _)| *check == "publication"), "the slot's line names it: {checks:?}");
     checks.has("recovery", "warning", "no column gives their order", "outbox.order_by");
     assert_eq!(checks.code, 15);
 
@@ -209,6 +209,15 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     checks.has("slot", "warning", "there is no replication slot", &format!("--slot {name}` makes the slot"));
     checks.has("position", "ok", "nothing was relayed before", "");
     assert_eq!(checks.code, 1, "{:#?}", checks.all);
+    let warned = doctor(&world).output();
+    assert_eq!(String::from_utf8_lossy(&warned.stderr), "", "a warning is no error");
+
+    let misspelt = doctor(&world).option("--table", "public.outbxo").option("--set", "outbox.pending=true");
+    let checks = Checks::of(&misspelt.option("--set", "outbox.columns.payload=body"));
+    let fix = checks.has("table", "wrong", "there is no table public.outbxo", "check schema");
+    assert!(!fix.contains("--create-table"), "{fix}");
+    let depends = ["recovery", "rows", "upkeep"];
+    assert!(!checks.states().iter().any(|(check, _)| depends.contains(check)), "told twice: {:#?}", checks.all);
 
     world.setup();
     sql.run(&format!("alter publication walrelay_{name} drop table outbox; create role {name} login"));
@@ -251,6 +260,27 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     assert_eq!(checks.code, 10);
     let checks = Checks::of(&doctor(&world).option("--brokers", &nobody));
     assert_eq!(checks.code, 30, "{:#?}", checks.all);
+}
+
+#[test]
+fn run_and_doctor_end_alike_where_slot_and_publication_are_gone_and_a_position_is_stored() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(ARRIVAL), Some(0));
+    world.drop_slot();
+    world.sql().run(&format!("drop publication walrelay_{}", world.name));
+    world.emit(&world.sql(), "a");
+    let checks = Checks::of(&doctor(&world));
+    checks.has("slot", "wrong", "neither replication slot", "A relay with a stored position then publishes the rows");
+    let mut relay = world.run().start();
+    assert_eq!((checks.code, relay.wait_exit(ARRIVAL)), (14, Some(14)), "{}", relay.log());
+    // The remedy.
+    world.setup();
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
 }
 
 #[test]

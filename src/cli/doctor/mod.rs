@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::config::{self, RunSettings, flags};
-use crate::cli::output::{Grid, Outcome, Output, counted, print_report};
+use crate::cli::output::{Failure, Grid, Outcome, Output, counted, print_report};
 use crate::config::Config;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
@@ -59,7 +59,7 @@ pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> 
         *fix = kafka::addressed(fix, &config.kafka);
     }
     print_report(args.output, &report, &report.text())?;
-    Ok(report.verdict()?)
+    report.verdict()
 }
 
 /// The limit for all checks. Each question has one of its own, of at most half a minute, but a table more is a question more.
@@ -184,23 +184,31 @@ impl Report<'_> {
         format!("{}\n{} ok, {warnings}, {} wrong\n", table.text(), self.count(OK), self.count(WRONG))
     }
 
-    /// The error of the first check that is wrong; a finding where there are only warnings.
-    fn verdict(&self) -> Result<()> {
+    /// The error of the first check that is wrong. Warnings alone are no error, and have an exit code.
+    fn verdict(&self) -> Outcome {
         if let Some((first, kind)) = self.checks.iter().find_map(|check| Some((check, check.kind?))) {
             let wrong = counted(self.count(WRONG), "fault");
             return Err(Error::new(kind, format!("{wrong}; first: {} {}", first.check, first.subject).trim_end())
-                .remedy("do what the table names after `fix:`, and run doctor again"));
+                .remedy("do what the table names after `fix:`, and run doctor again")
+                .into());
         }
-        match self.count(WARNING) {
-            0 => Ok(()),
-            warnings => Err(Error::new(Kind::Unhealthy, format!("no fault, and {}", counted(warnings, WARNING)))),
-        }
+        if self.count(WARNING) == 0 { Ok(()) } else { Err(Failure::ExitCode(Kind::Unhealthy.exit_code())) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The exit code, with which an error is printed only where a check is wrong.
+    fn code(report: &Report<'_>) -> u8 {
+        match report.verdict() {
+            Ok(()) => 0,
+            Err(Failure::ExitCode(code)) => code,
+            Err(Failure::Error(error)) => error.kind().exit_code(),
+            Err(Failure::PipeClosed) => panic!("nothing was printed"),
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn checks_that_take_too_long_end_at_the_limit_and_those_made_are_shown() {
@@ -215,21 +223,21 @@ mod tests {
         let states: Vec<_> = report.checks.iter().map(|check| (check.check, check.state)).collect();
         assert_eq!(states, [("postgres", OK), ("time", WARNING)]);
         assert!(report.text().contains("longer than 120 s: what is not in this table was not asked"));
-        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 1);
+        assert_eq!(code(&report), 1);
     }
 
     #[test]
     fn lines_are_aligned_and_a_worse_state_replaces_ok_in_its_place() {
         let complete = |next: NextCommand| next.option("slot", "orders");
         let mut report = Report { complete: &complete, checks: Vec::new() };
-        assert_eq!(report.verdict(), Ok(()));
+        assert_eq!(code(&report), 0);
         report.ok("slot", "orders", "fits");
         report.ok("topic", "t", "1 partition");
         report.warning("slot", "orders", "no relay", Some(Remedy::from(NextCommand::new("status"))));
-        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 1);
+        assert_eq!(code(&report), 1);
         report.wrong("topic", "t", &Error::new(Kind::TopicRefused, "gone\nnow").remedy("create it;\nuse it"));
         report.ok("topic", "t", "1 partition");
-        assert_eq!(report.verdict().unwrap_err().kind().exit_code(), 31);
+        assert_eq!(code(&report), 31);
         insta::assert_snapshot!(report.text(), @r"
         state    check  subject  found
         warning  slot   orders   no relay

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::error::SqlState;
 
 use super::Report;
-use crate::cli::check::{LIMIT, Sampled, upkeep};
+use crate::cli::check::{LIMIT, Sampled, readable, upkeep};
 use crate::cli::output::counted;
 use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::sql::ClockDifference;
@@ -71,6 +71,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         }
     };
     report.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
+    let has_row_keys = found.is_ok();
     if let Err(error) = found {
         report.wrong("row-key", "", &error);
     }
@@ -98,15 +99,22 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         },
         Err(error) => report.wrong("clock", "", &error),
     }
-    for outbox in &named.outboxes {
-        let Some(name) = outbox.source.table() else { continue };
+    let tables = named.outboxes.iter().filter(|outbox| outbox.source.table().is_some()).zip(&facts.catalogs);
+    let (there, missing): (Vec<_>, Vec<_>) = tables.partition(|(outbox, catalog)| readable(catalog, outbox));
+    // Of a table or column that is missing, the check of the table has told where the relay streams.
+    for (outbox, _) in there.iter().chain(missing.iter().filter(|_| polls.is_some())) {
         recovery(report, &session, &named, outbox, polls.is_some()).await;
+    }
+    for (outbox, _) in there {
+        let Some(name) = outbox.source.table() else { continue };
         let Ok(Some(table)) = Table::read(session.client(), name).await else { continue };
         let sampled = Sampled { outbox, name, table: &table };
         rows(report, &session, &sampled, &mut seen).await;
     }
-    let fits = "the role may do what is configured for rows and parked events";
-    report.judged("upkeep", "", upkeep(&session, &named).await, fits);
+    if missing.is_empty() && has_row_keys {
+        let fits = "the role may do what is configured for rows and parked events";
+        report.judged("upkeep", "", upkeep(&session, &named).await, fits);
+    }
     seen.system_identifier.clone_from(&facts.system_identifier);
     seen.place = Some(Place { session, facts });
     seen

@@ -124,7 +124,8 @@ pub(crate) fn tables(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Res
             // The survey of a streamed table tells that it is missing.
             None if wanted.polls() => {
                 let setup = NextCommand::new("setup").option("slot", &wanted.source.slot);
-                plan.obstacles.push(no_table(name, &format!("database {}", server.database), setup));
+                let creates = outbox.has_usual_columns().then_some(setup);
+                plan.obstacles.push(no_table(name, &format!("database {}", server.database), creates));
             }
             None => {}
         }
@@ -139,10 +140,7 @@ fn create_table(
     found: &Found,
     outbox_table: &OutboxTable,
 ) -> Result<()> {
-    let columns = |of: &OutboxConfig| {
-        [&of.id, &of.aggregate_type, &of.aggregate_id, &of.event_type, &of.payload].map(Clone::clone)
-    };
-    if columns(outbox) != columns(&OutboxConfig::default()) {
+    if !outbox.has_usual_columns() {
         let cause = "the table cannot be created: [outbox.columns] gives its columns other names than setup does";
         return Err(Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself"));
     }

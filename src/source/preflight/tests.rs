@@ -322,6 +322,18 @@ fn the_suggested_bound_is_twice_what_is_kept_or_may_be() {
 }
 
 #[test]
+fn setup_is_named_to_create_a_missing_table_only_where_it_has_the_usual_columns() {
+    let mut facts = fit();
+    catalog(&mut facts).table = None;
+    let remedy = |outbox| {
+        judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox]).unwrap_err().what_to_do().unwrap()
+    };
+    assert!(remedy(outbox()).ends_with(". `walrelay setup --slot orders --create-table` creates a table"));
+    let mapped = OutboxConfig { payload: "body".to_owned(), ..outbox() };
+    assert!(remedy(mapped).ends_with("as in table = '\"Outbox\"'"));
+}
+
+#[test]
 fn a_missing_slot_and_publication_are_no_fault_before_setup_and_others_are() {
     let bare = |change: Change| {
         let mut facts = fit();
