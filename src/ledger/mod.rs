@@ -79,8 +79,8 @@ pub struct Ledger<T> {
     /// Events in flight, oldest first. The front entry has ticket number `base`.
     entries: VecDeque<Entry<T>>,
     base: u64,
-    /// The owner's data of delivered events, oldest first, until taken.
-    done: VecDeque<T>,
+    /// The owner's data of delivered events, oldest first, until taken, and the delivered position before each.
+    done: VecDeque<(Position, T)>,
     in_flight_bytes: usize,
     spans: VecDeque<Span>,
     /// The delivered position. `spans` holds everything after it.
@@ -231,8 +231,8 @@ impl<T> Ledger<T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 
-    /// Takes the owner's data of the oldest event that is delivered and not taken.
-    pub(crate) fn take_delivered(&mut self) -> Option<T> {
+    /// Takes the owner's data of the oldest event that is delivered and not taken, and the delivered position before it.
+    pub(crate) fn take_delivered(&mut self) -> Option<(Position, T)> {
         self.done.pop_front()
     }
 
@@ -298,14 +298,20 @@ impl<T> Ledger<T> {
         self.spans.back().filter(|span| span.end_lsn.is_none())
     }
 
-    /// Removes acked entries from the front, then moves the delivered position to the furthest end that it has passed.
+    /// Removes acked entries from the front, and moves the delivered position behind each of them.
     fn advance(&mut self) {
+        self.pass_ends();
         while self.entries.front().is_some_and(|entry| entry.acked)
             && let Some(entry) = self.entries.pop_front()
         {
-            self.done.push_back(entry.event);
+            self.done.push_back((self.delivered, entry.event));
             self.base += 1;
+            self.pass_ends();
         }
+    }
+
+    /// Moves the delivered position to the furthest end that it has passed.
+    fn pass_ends(&mut self) {
         while let Some(span) = self.spans.front() {
             if span.next > self.base {
                 break;
@@ -368,6 +374,7 @@ mod tests {
         assert_eq!(ledger.delivered(), Position { end_lsn: lsn(100), partial: Some(partial) });
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
+        assert_eq!(ledger.take_delivered(), Some((Position::at(lsn(100)), ())), "the position before the event");
     }
 
     #[test]

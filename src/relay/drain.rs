@@ -65,7 +65,7 @@ pub(super) async fn write_back<S: Sink>(
     // The session may have ended during a batch.
     publisher.write_backs.abandon();
     let Some(marker) = Marker::of(config).await? else { return Ok(()) };
-    while let Some(batch) = publisher.write_backs.begin(usize::MAX, publisher.ledger.delivered()) {
+    while let Some(batch) = publisher.write_backs.begin(usize::MAX) {
         let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;

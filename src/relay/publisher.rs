@@ -239,7 +239,7 @@ impl<S: Sink> Publisher<S> {
             sink,
             pending: None,
             transaction: Transaction::new(setup.delivery.transactions.clone()),
-            write_backs: WriteBacks::new(start),
+            write_backs: WriteBacks::default(),
             quarantine: Quarantine::default(),
             parking: ParkedIndex::default(),
             before: None,
@@ -512,7 +512,6 @@ impl<S: Sink> Publisher<S> {
     pub fn delivered(&mut self) -> Result<()> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
-        self.write_backs.note(self.ledger.delivered());
         for delivery in &deliveries {
             match delivery {
                 Delivery::Acked(ticket) => {
@@ -570,14 +569,14 @@ impl<S: Sink> Publisher<S> {
         if let Some(batches) = &mut self.batches {
             batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
         }
-        while let Some(event) = self.ledger.take_delivered() {
+        while let Some((before, event)) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
             if let Some(record) = event.isolated.take() {
                 record.with_record(|record| self.quarantine.took_isolated(record));
             }
             event.parks = None;
             if let Some(write_back) = event.write_back.take() {
-                self.write_backs.push(event.place, write_back, event.xid);
+                self.write_backs.push(before, write_back, event.xid);
             }
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);
@@ -604,7 +603,6 @@ impl<S: Sink> Publisher<S> {
 
     /// No record, or no further one, is sent of an event. Its write-back holds the position back.
     fn done(&mut self, event: InFlight) -> Result<()> {
-        self.write_backs.note(self.ledger.delivered());
         let ticket = event.ticket.unwrap_or(self.ledger.next());
         match event.ticket {
             Some(ticket) => self.ledger.set_event(ticket, event.needed()),
@@ -624,7 +622,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Up to where every event is delivered, and written back where rows are.
-    pub(super) fn completed(&self) -> Position {
+    pub(crate) fn completed(&self) -> Position {
         self.write_backs.completed(self.ledger.delivered())
     }
 

@@ -209,9 +209,8 @@ impl<'a> SharedLoop<'a> {
 
     /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
     pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
-        let delivered = publisher.ledger.delivered();
         if let Some(marker) = &self.marker
-            && let Some(batch) = publisher.write_backs.begin(max, delivered)
+            && let Some(batch) = publisher.write_backs.begin(max)
         {
             let marker = Arc::clone(marker);
             self.writing_back = fused(async move {

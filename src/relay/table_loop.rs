@@ -317,8 +317,7 @@ impl<'a> TableLoop<'a> {
     /// Notes the last checkpoint that is delivered, and marked where rows are.
     fn advance(&mut self, scan: &mut Scan<'_>) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let delivered = self.publisher.ledger.delivered();
-        let completed = self.publisher.write_backs.completed_of(delivered, scan.commit_lsn);
+        let completed = self.publisher.completed().delivered_of(scan.commit_lsn);
         while scan.checkpoints.front().is_some_and(|(number, _)| *number <= completed)
             && let Some((_, key)) = scan.checkpoints.pop_front()
         {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::config::{OutboxConfig, SlotName, Upkeep, max_attempts};
-use crate::event::{Event, Place, RowId, Shown};
-use crate::position::{Lsn, Position};
+use crate::event::{Event, RowId, Shown};
+use crate::position::Position;
 use crate::relay::context::ContextColumns;
 use crate::upkeep::parked::ParkedEvent;
 use crate::upkeep::{Batch, Failure};
@@ -22,14 +22,15 @@ pub(super) enum WriteBack {
 
 #[derive(Debug)]
 struct Due {
-    place: Place,
+    /// Up to where every event before this one is delivered.
+    before: Position,
     write_back: WriteBack,
     /// The transaction that wrote the row.
     xid: Option<u32>,
 }
 
 /// The write-backs of delivered events, in the order of the events. One batch is written at a time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct WriteBacks {
     queue: VecDeque<Due>,
     /// How many of the first are being written.
@@ -38,19 +39,9 @@ pub(crate) struct WriteBacks {
     pub(super) refused: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
     pub(super) parked_bytes: usize,
-    /// Up to where every event is delivered and written back, while any is not.
-    completed: Position,
-    /// The value of `completed` after the batch in progress.
-    completed_next: Position,
 }
 
 impl WriteBacks {
-    /// Nothing is to be written of what lies before `start`.
-    pub(super) fn new(start: Position) -> WriteBacks {
-        let queue = VecDeque::new();
-        WriteBacks { queue, in_progress: 0, refused: false, parked_bytes: 0, completed: start, completed_next: start }
-    }
-
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
@@ -64,38 +55,22 @@ impl WriteBacks {
         self.parked_bytes += event.bytes();
     }
 
-    /// The event at `place` is delivered, and so are all before it.
-    pub(super) fn push(&mut self, place: Place, write_back: WriteBack, xid: Option<u32>) {
-        self.queue.push_back(Due { place, write_back, xid });
-    }
-
-    /// Everything up to `delivered` is delivered. To be said before an ack can push another write-back.
-    pub(super) fn note(&mut self, delivered: Position) {
-        if self.queue.is_empty() {
-            self.completed = delivered;
-        }
+    /// An event is delivered, and all events up to `before`, which are all before it, are.
+    pub(super) fn push(&mut self, before: Position, write_back: WriteBack, xid: Option<u32>) {
+        self.queue.push_back(Due { before, write_back, xid });
     }
 
     /// Up to where every event is delivered, which it is up to `delivered`, and written back.
     pub(super) fn completed(&self, delivered: Position) -> Position {
-        if self.queue.is_empty() { delivered } else { self.completed }
+        self.queue.front().map_or(delivered, |first| first.before)
     }
 
-    /// How many events of the transaction at `commit_lsn` are written back, of those up to `delivered`.
-    pub(crate) fn completed_of(&self, delivered: Position, commit_lsn: Lsn) -> u64 {
-        let delivered = delivered.delivered_of(commit_lsn);
-        self.queue.front().map_or(delivered, |first| first.place.index.min(delivered))
-    }
-
-    /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they
-    /// are refused. Everything up to
-    /// `delivered` is delivered.
-    pub(super) fn begin(&mut self, max: usize, delivered: Position) -> Option<Batch> {
+    /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they are refused.
+    pub(super) fn begin(&mut self, max: usize) -> Option<Batch> {
         if self.in_progress > 0 || self.refused || self.queue.is_empty() {
             return None;
         }
         self.in_progress = max.min(self.queue.len());
-        self.completed_next = if self.in_progress == self.queue.len() { delivered } else { self.completed };
         let mut batch = Batch::default();
         for Due { write_back, xid, .. } in self.queue.iter().take(self.in_progress) {
             match write_back {
@@ -128,7 +103,6 @@ impl WriteBacks {
             }
         }
         self.in_progress = 0;
-        self.completed = self.completed_next;
         [acked, failed, parked]
     }
 

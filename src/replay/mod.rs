@@ -430,7 +430,7 @@ impl Publishing<'_> {
 
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
-        let delivered = self.publisher.write_backs.completed_of(self.publisher.ledger.delivered(), self.lsn);
+        let delivered = self.publisher.completed().delivered_of(self.lsn);
         while self.in_flight.front().is_some_and(|row| row.number < delivered)
             && let Some(RowInFlight { table, id, .. }) = self.in_flight.pop_front()
         {
