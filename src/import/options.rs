@@ -134,7 +134,13 @@ pub(super) const OPTIONS: &[Row] = &[
     ),
     unneeded("snapshot.* incremental.snapshot.* signal.* read.only", "the slot says where to go on, and no snapshot"),
     // How values are written.
-    unless("binary.handling.mode", "bytes", Differs, "a bytea goes out as its bytes", "have consumers take bytes"),
+    unless(
+        "binary.handling.mode",
+        "bytes",
+        Differs,
+        "a bytea goes out as its bytes. Debezium makes text of it, and no record where the converter takes bytes only",
+        "have consumers take bytes",
+    ),
     unless(
         "decimal.handling.mode time.precision.mode interval.handling.mode",
         "precise adaptive numeric",

@@ -222,6 +222,10 @@ def no_record_of_debezium(d):
             return "a column of a type that Debezium does not know", ("table.include.list", column)
     if d.row[case.router("route.by.field", "aggregatetype")] is None:
         return "an event that cannot be delivered", "errors.tolerance"
+    if "binary.handling.mode" in case.options:
+        for of in ("key", "value"):
+            if case.converter(of) in ("BinaryDataConverter", "ByteArrayConverter") and d.table[case.column_of(of)]["base"] == "bytea":
+                return "`decimal.handling.mode`, `time.precision.mode`", re.escape("binary.handling.mode")
     # What Debezium cannot convert is NULL, and ends the task where the column is NOT NULL.
     for column in case.uses():
         if d.table[column]["base"] == "timetz" and has_seconds_in_offset(d.row[column]):
