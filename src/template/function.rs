@@ -1,6 +1,8 @@
 //! Functions of templates.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
 use regex::Regex;
 
@@ -8,71 +10,80 @@ use super::connect::{ColumnType, Form, Moment};
 use super::expand::expand;
 use super::json;
 
-#[derive(Debug, Clone)]
+/// An error is what the value should be instead.
+type OfText = dyn for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync;
+
+#[derive(Clone)]
 pub(super) enum Function {
-    Lower,
-    Upper,
+    /// In place of NULL.
     Default(String),
-    Replace {
-        from: String,
-        to: String,
-    },
-    Topic,
-    /// JSON to be embedded as it stands.
-    Json,
-    /// Text to be quoted, whatever the column's type.
-    Text,
-    Strip(Vec<String>),
-    Compact,
-    Sort,
-    /// A timestamp of Postgres in the form of RFC 3339.
-    Rfc3339,
-    Match {
-        whole: Regex,
-        /// Replaces the first place of a whole that matches, as Java does, and not the whole.
-        first: Option<Regex>,
-        to: String,
-    },
-    /// NULL where there are blanks only.
+    /// NULL where there are blanks only, as Java trims.
     Filled,
     /// As Kafka Connect writes it.
     Connect(Form),
-    /// JSON as Kafka Connect writes it again.
-    Expand {
-        nulls: bool,
-    },
+    /// JSON, to be embedded as it stands.
+    Json(Arc<OfText>),
+    /// Text, to be quoted in JSON, whatever the column's type.
+    Text(Arc<OfText>),
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Function")
+    }
 }
 
 const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text strip('…',…) compact sort \
                      rfc3339 filled connect('…',…) expand";
 
+fn text(of: impl for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync + 'static) -> Function {
+    Function::Text(Arc::new(of))
+}
+
+fn to_json(of: impl Fn(&str) -> Result<String, &'static str> + Send + Sync + 'static) -> Function {
+    Function::Json(Arc::new(move |value| of(&value).map(Cow::Owned)))
+}
+
 impl Function {
     pub(super) fn new(name: &str, arguments: Vec<String>) -> Result<Function, String> {
         let texts: Vec<&str> = arguments.iter().map(String::as_str).collect();
         Ok(match (name, texts.as_slice()) {
-            ("lower", []) => Function::Lower,
-            ("upper", []) => Function::Upper,
-            ("topic", []) => Function::Topic,
-            ("json", []) => Function::Json,
-            ("text", []) => Function::Text,
-            ("compact", []) => Function::Compact,
-            ("sort", []) => Function::Sort,
-            ("rfc3339", []) => Function::Rfc3339,
+            ("default", [text]) => Function::Default((*text).to_owned()),
             ("filled", []) => Function::Filled,
             ("connect", words) => Function::Connect(Form::new(words)?),
-            ("expand", []) => Function::Expand { nulls: false },
-            ("expand", ["nulls"]) => Function::Expand { nulls: true },
-            ("strip", [_, ..]) => Function::Strip(arguments),
-            ("default", [text]) => Function::Default((*text).to_owned()),
+            ("text", []) => text(|value| Ok(value)),
+            ("lower", []) => text(|value| Ok(value.to_lowercase().into())),
+            ("upper", []) => text(|value| Ok(value.to_uppercase().into())),
+            ("topic", []) => {
+                let is_forbidden = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+                text(move |value| Ok(value.replace(is_forbidden, "_").into()))
+            }
+            ("rfc3339", []) => {
+                text(|value| Ok(Moment::read(&value).and_then(Moment::rfc3339).ok_or("a timestamp")?.into()))
+            }
             ("replace", ["", _]) => return Err("replace needs something to be replaced".to_owned()),
-            ("replace", [from, to]) => Function::Replace { from: (*from).to_owned(), to: (*to).to_owned() },
+            ("replace", [from, to]) => {
+                let (from, to) = ((*from).to_owned(), (*to).to_owned());
+                text(move |value| Ok(value.replace(&from, &to).into()))
+            }
             ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first"]) => {
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
                 let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
-                let first = if rest.is_empty() { None } else { Regex::new(expression).ok() };
-                Function::Match { whole, first, to: (*to).to_owned() }
+                // Of a whole that matches, Java replaces the first place.
+                let replaced = if rest.is_empty() { None } else { Regex::new(expression).ok() };
+                let (replaced, to) = (replaced.unwrap_or_else(|| whole.clone()), (*to).to_owned());
+                text(move |value| match whole.is_match(&value) {
+                    true => Ok(replaced.replace(&value, &to).into_owned().into()),
+                    false => Ok(value),
+                })
             }
+            ("json", []) => Function::Json(Arc::new(|value| json::valid(&value).map(|()| value))),
+            ("compact", []) => to_json(json::compact),
+            ("sort", []) => to_json(json::sorted),
+            ("strip", [_, ..]) => to_json(move |value| json::without(value, &arguments)),
+            ("expand", []) => to_json(|value| expand(value, false)),
+            ("expand", ["nulls"]) => to_json(|value| expand(value, true)),
             _ => {
                 let form = FORMS.split(' ').find(|form| form.split('(').next() == Some(name));
                 return Err(match form {
@@ -89,48 +100,19 @@ impl Function {
         value: Option<Cow<'v, str>>,
         of: ColumnType,
     ) -> Result<Option<Cow<'v, str>>, &'static str> {
-        if let Function::Connect(form) = self {
-            return form.write(value, of);
+        match self {
+            Function::Default(text) => Ok(Some(value.unwrap_or_else(|| Cow::Owned(text.clone())))),
+            Function::Filled => Ok(value.filter(|value| value.chars().any(|c| c > ' '))),
+            Function::Connect(form) => form.write(value, of),
+            Function::Json(function) | Function::Text(function) => value.map(|value| function(value)).transpose(),
         }
-        let Some(value) = value else {
-            let default = if let Function::Default(text) = self { Some(text) } else { None };
-            return Ok(default.map(|text| Cow::Owned(text.clone())));
-        };
-        Ok(Some(match self {
-            Function::Default(_) | Function::Text | Function::Connect(_) => value,
-            // As Java trims.
-            Function::Filled if value.chars().all(|c| c <= ' ') => return Ok(None),
-            Function::Filled => value,
-            Function::Expand { nulls } => Cow::Owned(expand(&value, *nulls)?),
-            Function::Json => {
-                json::valid(&value)?;
-                value
-            }
-            Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
-            Function::Compact => Cow::Owned(json::compact(&value)?),
-            Function::Sort => Cow::Owned(json::sorted(&value)?),
-            Function::Rfc3339 => Cow::Owned(Moment::read(&value).and_then(Moment::rfc3339).ok_or("a timestamp")?),
-            Function::Lower => Cow::Owned(value.to_lowercase()),
-            Function::Upper => Cow::Owned(value.to_uppercase()),
-            Function::Replace { from, to } => Cow::Owned(value.replace(from, to)),
-            Function::Topic => {
-                let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-                Cow::Owned(value.chars().map(|c| if allowed(c) { c } else { '_' }).collect())
-            }
-            Function::Match { whole, .. } if !whole.is_match(&value) => value,
-            Function::Match { whole, first, to } => {
-                Cow::Owned(first.as_ref().unwrap_or(whole).replace(&value, to).into_owned())
-            }
-        }))
     }
 
     pub(super) fn gives_json(&self) -> bool {
-        if let Function::Connect(form) = self {
-            return *form != Form::Text;
+        match self {
+            Function::Connect(form) => *form != Form::Text,
+            Function::Json(_) => true,
+            Function::Default(_) | Function::Filled | Function::Text(_) => false,
         }
-        matches!(
-            self,
-            Function::Json | Function::Strip(_) | Function::Compact | Function::Sort | Function::Expand { .. }
-        )
     }
 }
