@@ -1,5 +1,6 @@
 //! Which column is what, and why.
 
+use heck::ToTitleCase as _;
 use serde::Serialize;
 
 use super::words::{self, Name};
@@ -110,21 +111,6 @@ impl<'t> Guesses<'t> {
             }
         };
         columns.iter().map(column_use).collect()
-    }
-
-    pub(super) fn unused(&self) -> Vec<(&'static str, Vec<&'t str>)> {
-        let mut unused: Vec<(&'static str, Vec<&'t str>)> = Vec::new();
-        for (column, _) in &self.columns {
-            if self.all.iter().any(|guess| guess.column == *column) {
-                continue;
-            }
-            let why = self.why_not(column);
-            match unused.iter_mut().find(|(known, _)| *known == why) {
-                Some((_, names)) => names.push(&column.name),
-                None => unused.push((why, vec![&column.name])),
-            }
-        }
-        unused
     }
 
     fn why_not(&self, column: &Column) -> &'static str {
@@ -388,13 +374,9 @@ fn text_of(default: &str) -> Option<String> {
 
 fn in_the_case_of(known: &str, word: &str) -> String {
     let mut letters = known.chars().filter(|c| c.is_alphabetic());
-    let first_is_capital = letters.next().is_some_and(char::is_uppercase);
-    match (first_is_capital, letters.all(char::is_uppercase)) {
-        (true, true) => word.to_uppercase(),
-        (true, false) => {
-            let mut characters = word.chars();
-            characters.next().into_iter().flat_map(char::to_uppercase).chain(characters).collect()
-        }
-        (false, _) => word.to_owned(),
+    match letters.next().is_some_and(char::is_uppercase) {
+        true if letters.all(char::is_uppercase) => word.to_uppercase(),
+        true => word.to_title_case(),
+        false => word.to_owned(),
     }
 }

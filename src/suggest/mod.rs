@@ -49,7 +49,8 @@ pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> R
     if guesses.with(Role::Key).next().is_none() {
         warnings.push("no column names what an event is about: records have no key, and so no order".to_owned());
     }
-    Ok(Suggestion { toml: toml(table, columns, &guesses, known), columns: guesses.column_uses(columns), warnings })
+    let uses = guesses.column_uses(columns);
+    Ok(Suggestion { toml: toml(table, columns, &guesses, &uses, known), columns: uses, warnings })
 }
 
 fn unfit(table: &TableName, columns: &[Column], missing: Missing) -> Error {
@@ -87,9 +88,10 @@ const NUMBER_BYTES: usize = 4;
 const TOPIC_BYTES_MAX: usize = 200;
 const BROKERS: &str = "localhost:9092";
 
-fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, known: &Known) -> String {
+fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, uses: &[ColumnUse], known: &Known) -> String {
     let mut draft = Draft::default();
     source(&mut draft, table, known);
+    not_used(&mut draft, uses);
     identity(&mut draft, guesses);
     published(&mut draft, columns, known);
     route(&mut draft, table, guesses);
@@ -128,12 +130,21 @@ fn source(draft: &mut Draft, table: &TableName, known: &Known) {
     draft.set("outbox.table", &table.to_string());
 }
 
-fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
-    let unused = guesses.unused();
-    if !unused.is_empty() {
-        let text = unused.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
+fn not_used(draft: &mut Draft, uses: &[ColumnUse]) {
+    let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
+    for ColumnUse { column, why, .. } in uses.iter().filter(|column| column.used_for.is_empty()) {
+        match by_reason.iter_mut().find(|(known, _)| known == why) {
+            Some((_, names)) => names.push(column),
+            None => by_reason.push((why, vec![column])),
+        }
+    }
+    if !by_reason.is_empty() {
+        let text = by_reason.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
         draft.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
     }
+}
+
+fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
     for (role, setting, what) in
         [(Role::Id, "outbox.columns.id", "the event's id"), (Role::Payload, "outbox.columns.payload", "the payload")]
     {
