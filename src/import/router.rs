@@ -248,12 +248,14 @@ fn written(carrying: &Carrying<'_>, of: &str, column: &str, functions: &str) -> 
     Template::written(column, &format!("|{}", functions.replace("connect('json')", json)))
 }
 
+/// The columns of `table.fields.additional.placement`, which has commas between them.
 fn placed(carrying: &mut Carrying<'_>) -> Vec<Placed> {
     let mut placed = Vec::new();
-    for one in placements(carrying.given.get(PLACEMENT).unwrap_or_default()) {
-        match one {
-            Ok(one) => placed.push(one),
-            Err(text) => {
+    let list = carrying.given.get(PLACEMENT).unwrap_or_default();
+    for text in list.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        match Placed::of(text) {
+            Some(one) => placed.push(one),
+            None => {
                 let why = format!("{text:?} is no column:header, column:envelope or column:partition");
                 carrying.left(PLACEMENT, Differs, why, "place the column in walrelay.toml by hand");
             }
@@ -532,24 +534,20 @@ struct Placed {
     alias: String,
 }
 
-/// Of `table.fields.additional.placement`: `column:place` or `column:place:alias`, with commas between. `Err` is the one that is neither.
-fn placements(text: &str) -> Vec<Result<Placed, String>> {
-    let one = |text: &str| {
-        let wrong = || text.to_owned();
+impl Placed {
+    /// Of `column:place` or `column:place:alias`.
+    fn of(text: &str) -> Option<Placed> {
         let mut parts = text.split(':').map(str::trim);
-        let (column, place, alias) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
-        let place = match place.map(str::to_lowercase).as_deref() {
-            Some("header") => Place::Header,
-            Some("envelope") => Place::Envelope,
-            Some("partition") => Place::Partition,
-            _ => return Err(wrong()),
+        let (column, place, alias) = (parts.next().filter(|column| !column.is_empty())?, parts.next()?, parts.next());
+        let place = match place.to_lowercase().as_str() {
+            "header" => Place::Header,
+            "envelope" => Place::Envelope,
+            "partition" => Place::Partition,
+            _ => return None,
         };
-        if column.is_empty() || parts.next().is_some() {
-            return Err(wrong());
-        }
-        Ok(Placed { column: column.to_owned(), place, alias: alias.unwrap_or(column).to_owned() })
-    };
-    text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(one).collect()
+        let (column, alias) = (column.to_owned(), alias.unwrap_or(column).to_owned());
+        parts.next().is_none().then_some(Placed { column, place, alias })
+    }
 }
 
 /// What makes bytes of a key, a value or a header.
