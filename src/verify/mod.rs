@@ -61,7 +61,8 @@ impl RecordReader {
         deadline: Instant,
         say: &mut dyn FnMut(&Reading<'_>),
     ) -> Result<()> {
-        let topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
+        let mut topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
+        topics.sort_unstable();
         for (at, topic) in topics.iter().enumerate() {
             let begin = self.begin(topic, deadline)?;
             let mut reading = Reading { topic, number: at + 1, topics: topics.len(), records: 0, of: offsets(&begin) };
