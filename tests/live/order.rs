@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::parked::small;
 use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::relay::EXIT;
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Kafka, Postgres, kafka::PARTITIONS};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
-use crate::support::world::World;
+use crate::support::world::{ARRIVAL, World};
 
 fn chaos() -> Duration {
     Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8))
@@ -29,6 +32,20 @@ fn the_first_events_of_auto_created_topics_arrive_in_order() {
         sql.run(&format!("{emits} from generate_series(1, {EVENTS}) n"));
     }
     assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn no_event_arrives_before_a_refused_one_of_its_aggregate() {
+    let world = small();
+    // Each record is a batch. librdkafka sends the second one although the first is refused.
+    let mut relay =
+        world.run().option("--on-error", "park").variable("WALRELAY_KAFKA_PROPERTY_BATCH_SIZE", "1").start();
+    relay.wait_ready();
+    let of = format!("'{0}', '{0}-0'", world.kind(0));
+    world.sql().run(&format!("begin; select emit_large({of}); select emit({of}, 20); select emit({of}, 20); commit"));
+    eventually("all wait", ARRIVAL, || world.number_parked(), |count| *count == 3);
+    assert_eq!(world.delivered(), 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]

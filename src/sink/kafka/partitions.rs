@@ -1,10 +1,10 @@
 //! The partitions of each topic: how many librdkafka knows of, and why the first record of each travels alone.
 //!
-//! A broker that knows nothing of a producer takes its records from any sequence number on. Of two batches on their way
-//! to such a partition the first can be refused, because the broker is not yet its leader, and the second taken:
-//! librdkafka then counts the first as delivered (`rd_kafka_dr_implicit_ack`), and an event is lost. It happens with
-//! topics that are made on the fly, and when a broker comes back. Once a record is acked the broker knows the producer,
-//! and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
+//! A broker that knows nothing of a producer takes its records from any sequence number on. While a request is under way,
+//! librdkafka makes the next one of the same partition, and after a fatal error (a record was refused, here or elsewhere) it
+//! sends that request although the one before it failed: `rd_kafka_broker_produce_toppars` takes none back once the producer
+//! id is no longer valid. Such a broker then has an event without the one before it. Once a record is acked the broker knows
+//! the producer, and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
 //!
 //! So a partition is opened by one record, and the next ones wait here for its ack: one round trip per partition and
 //! producer. Records of other partitions do not wait. A waiting record counts as enqueued, and towards the limits.
