@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, KafkaConfig, OnError};
+use crate::config::{Config, OnError};
 use crate::error::{Error, Kind, Result};
 use crate::position::Position;
 use crate::relay::quarantine::Quarantine;
-use crate::secret::Secret;
+use crate::sink::reduce_batches;
 use crate::telemetry::{Side, Telemetry};
 
 /// The first wait: a server that is restarted may be back within a second.
@@ -43,26 +43,9 @@ impl Backoff {
     }
 }
 
-/// librdkafka's property, and its default in bytes.
-const BATCH_SIZE: &str = "batch.size";
-const BATCH_BYTES: usize = 1_000_000;
-/// How much smaller the next batches are: few tries, and not many more batches than it takes.
-const SMALLER: usize = 8;
-
-/// The size of the next batches after one with a record of this size was refused; none where the record itself is too large.
-///
-/// librdkafka makes batches of up to `batch.size`, a topic takes them up to its `max.message.bytes`, and a broker says of a
-/// batch the same as of a record: too large. So before a record is called that, it has to have been alone. A record that
-/// is as large as batches may be always is: nothing else fits in with it.
-fn smaller(batch_bytes: usize, record_bytes: usize) -> Option<usize> {
-    (record_bytes < batch_bytes && batch_bytes > 1).then(|| (batch_bytes / SMALLER).max(1))
-}
-
 #[derive(Debug)]
 pub(super) struct Outage {
     backoff: Backoff,
-    /// How much a batch may hold, learned from brokers that refuse one for its size.
-    batch_bytes: usize,
     /// The kind of the current outage in the log: one line per state, not per try (P9).
     reported: Option<Kind>,
     /// How often something was learned of events that the broker refuses.
@@ -72,10 +55,9 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    pub(super) fn new(config: &KafkaConfig) -> Outage {
+    pub(super) fn new() -> Outage {
         let backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::new() };
-        let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
-        Outage { backoff, batch_bytes: given.unwrap_or(BATCH_BYTES), reported: None, learned: 0, in_vain: 0 }
+        Outage { backoff, reported: None, learned: 0, in_vain: 0 }
     }
 
     /// The next error begins another outage.
@@ -93,10 +75,9 @@ impl Outage {
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
         let is_record = error.kind() == Kind::RecordTooLarge;
         let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
-        if let Some(bytes) = record_bytes.and_then(|record_bytes| smaller(self.batch_bytes, record_bytes)) {
-            self.batch_bytes = bytes;
-            config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
-            tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes = bytes, %error,
+        if let Some(batch_bytes) = record_bytes.and_then(|record_bytes| reduce_batches(&mut config.kafka, record_bytes))
+        {
+            tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes, %error,
                 "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
                  batch.size below max.message.bytes of the topic)");
             if is_record {
@@ -221,16 +202,6 @@ mod tests {
                 tried += backoff.next_wait(Side::Postgres);
             }
             assert!(tried - away <= Duration::from_millis(500), "{:?} after {away:?}", tried - away);
-        }
-    }
-
-    #[test]
-    fn batches_become_smaller_until_a_record_is_alone() {
-        for (record_bytes, first, sizes) in
-            [(2_000, BATCH_BYTES, &[125_000, 15_625, 1_953][..]), (BATCH_BYTES, BATCH_BYTES, &[]), (0, 9, &[1])]
-        {
-            let next = std::iter::successors(smaller(first, record_bytes), |bytes| smaller(*bytes, record_bytes));
-            assert_eq!(next.collect::<Vec<_>>(), sizes);
         }
     }
 }

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::config::{Config, StoreKind};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::relay::parked_index::RetryMemory;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
-use crate::state::Stored;
-use crate::state::kafka::KafkaStore;
-use crate::state::postgres::PostgresStore;
+use crate::state::{Store, Stored};
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
@@ -28,38 +26,16 @@ pub(super) struct Knowledge {
 
 /// The configured store, which keeps [`Known`] up to date.
 pub(super) struct AnyStore {
-    kind: AnyKind,
+    store: Store,
     pub(super) known: Known,
     /// How long the last store took.
     pub(super) took: Duration,
 }
 
-enum AnyKind {
-    Kafka(KafkaStore),
-    Postgres(PostgresStore),
-    /// Keeps nothing: the slot's own position is all there is.
-    ///
-    /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
-    /// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
-    Slot,
-}
-
 impl AnyStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
-        match &mut self.kind {
-            AnyKind::Kafka(store) => store.load().await,
-            AnyKind::Postgres(store) => store.load().await,
-            AnyKind::Slot => Ok(None),
-        }
-    }
-
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
-        match &mut self.kind {
-            AnyKind::Kafka(store) => store.store(stored).await,
-            AnyKind::Postgres(store) => store.store(stored).await,
-            AnyKind::Slot => Ok(()),
-        }?;
+        self.store.store(stored).await?;
         self.took = began.elapsed();
         // While rows are still to be read from the table, the snapshot does not tell which are published.
         self.known.stored.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
@@ -98,18 +74,9 @@ pub(super) async fn read_position(
 ) -> Result<(AnyStore, Option<Stored>)> {
     let sink = &sink;
     let read = || async move {
-        let kind = match config.state.store {
-            StoreKind::Kafka => {
-                AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, sink.clone().kafka()?).await?)
-            }
-            StoreKind::Postgres => {
-                AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
-            }
-            StoreKind::Slot => AnyKind::Slot,
-        };
-        let mut store = AnyStore { kind, known: Arc::clone(known), took: Duration::ZERO };
+        let mut store = Store::open(config, sink, control).await?;
         let loaded = store.load().await?;
-        Ok((store, loaded))
+        Ok((AnyStore { store, known: Arc::clone(known), took: Duration::ZERO }, loaded))
     };
     let tell = |error: &Error| {
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),

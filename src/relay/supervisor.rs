@@ -76,7 +76,7 @@ struct Delivered {
 impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
-            outage: Outage::new(&config.kafka),
+            outage: Outage::new(),
             producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?),
             sessions: 0,
             is_in_doubt: true,

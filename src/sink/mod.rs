@@ -10,6 +10,7 @@ mod stdout;
 
 pub use kafka::KafkaSink;
 pub use kafka::options::Transactional;
+pub(crate) use kafka::options::reduce_batches;
 pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
 pub(crate) use kafka::topic_reader::RECORDS_MAX as READ_BACK_RECORDS_MAX;

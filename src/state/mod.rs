@@ -7,11 +7,15 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::poll::Key;
 use crate::position::Position;
+use crate::sink::SinkHandle;
 use crate::snapshot::Snapshot;
+use crate::source::control::Control;
+use kafka::KafkaStore;
+use postgres::PostgresStore;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
-pub(crate) mod postgres;
+mod postgres;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
@@ -150,6 +154,46 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
         Oids::One(oid) => vec![oid],
         Oids::Several(oids) => oids,
     })
+}
+
+/// The store of `state.store`.
+pub(crate) enum Store {
+    Kafka(KafkaStore),
+    Postgres(PostgresStore),
+    /// Keeps nothing: the slot's own position is all there is.
+    ///
+    /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
+    /// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
+    Slot,
+}
+
+impl Store {
+    /// Opens it, and makes the topic or table where it is missing.
+    pub(crate) async fn open(config: &Config, sink: &SinkHandle, control: &Control) -> Result<Store> {
+        let state = &config.state;
+        Ok(match state.store {
+            StoreKind::Kafka => Store::Kafka(KafkaStore::open(&config.kafka, state, sink.clone().kafka()?).await?),
+            StoreKind::Postgres => Store::Postgres(PostgresStore::open(control.clone(), state.key.as_str()).await?),
+            StoreKind::Slot => Store::Slot,
+        })
+    }
+
+    pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
+        match self {
+            Store::Kafka(store) => store.load().await,
+            Store::Postgres(store) => store.load().await,
+            Store::Slot => Ok(None),
+        }
+    }
+
+    /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
+    pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
+        match self {
+            Store::Kafka(store) => store.store(stored).await,
+            Store::Postgres(store) => store.store(stored).await,
+            Store::Slot => Ok(()),
+        }
+    }
 }
 
 /// The value stored under this configuration's key; none where nothing is stored, or where the store is the slot, which keeps

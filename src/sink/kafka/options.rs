@@ -9,6 +9,7 @@ use rdkafka::error::KafkaError;
 
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
+use crate::secret::Secret;
 
 use super::properties::{Redactor, check_files, check_properties};
 
@@ -206,6 +207,26 @@ pub(crate) fn record_limit_bytes(config: &KafkaConfig) -> Result<usize> {
     Ok(Options::producer(config)?.message_max_bytes)
 }
 
+/// librdkafka's property, and its default in bytes.
+const BATCH_SIZE: &str = "batch.size";
+const BATCH_BYTES: usize = 1_000_000;
+/// How much smaller the next batches are: few tries, and not many more batches than it takes.
+const SMALLER: usize = 8;
+
+/// Makes the batches of the next producers smaller, after one with a record of this size was refused, and gives their size
+/// in bytes; none where the record itself is too large.
+///
+/// librdkafka makes batches of up to `batch.size`, a topic takes them up to its `max.message.bytes`, and a broker says of a
+/// batch the same as of a record: too large. So before a record is called that, it has to have been alone. A record that
+/// is as large as batches may be always is: nothing else fits in with it.
+pub(crate) fn reduce_batches(config: &mut KafkaConfig, record_bytes: usize) -> Option<usize> {
+    let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
+    let before = given.unwrap_or(BATCH_BYTES);
+    let bytes = (record_bytes < before && before > 1).then(|| (before / SMALLER).max(1))?;
+    config.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
+    Some(bytes)
+}
+
 /// Names the settings that make a connection weaker than it looks, for a warning at start.
 pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
     let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];
@@ -219,7 +240,6 @@ pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
 mod tests {
 
     use super::*;
-    use crate::secret::Secret;
 
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
         let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
@@ -272,6 +292,18 @@ mod tests {
         assert_eq!(options.client.get("client.id"), Some("x"));
         for name in ["compression.type", "linger.ms", "acks", "queue.buffering.max.kbytes"] {
             assert_eq!(options.client.get(name), None);
+        }
+    }
+
+    #[test]
+    fn batches_become_smaller_until_a_record_is_alone() {
+        for (record_bytes, first, sizes) in
+            [(2_000, None, &[125_000, 15_625, 1_953][..]), (BATCH_BYTES, None, &[]), (0, Some("9"), &[1])]
+        {
+            let given: Vec<_> = first.map(|size| (BATCH_SIZE, size)).into_iter().collect();
+            let mut config = config(&given);
+            let next = std::iter::from_fn(|| reduce_batches(&mut config, record_bytes));
+            assert_eq!(next.collect::<Vec<_>>(), sizes);
         }
     }
 
