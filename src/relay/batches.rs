@@ -223,8 +223,6 @@ mod tests {
         batches.confirmed(Lsn::new(301));
         let span = ended.try_recv().unwrap();
         assert_eq!((told(&span), &span.attributes), ((vec!["acked", "confirmed"], None), &counts(2, 20, 0, 100, 200)));
-        let times = [span.start_time_unix_nano, span.events[0].time_unix_nano, span.end_time_unix_nano];
-        assert!(times.is_sorted() && times[0] > 0 && span.name == "deliver orders", "{span:?}");
         assert!(ended.try_recv().is_err());
     }
 

@@ -216,28 +216,26 @@ mod tests {
     }
 
     /// Hands over the record of this event.
-    fn with_record<T>(
-        (origin, place): (&str, Place),
-        (key, id, value): (Option<&str>, &str, &str),
-        take: impl FnOnce(&Record<'_>) -> T,
-    ) -> T {
+    fn with_record<T>(origin: &str, place: Place, content: Content<'_>, take: impl FnOnce(&Record<'_>) -> T) -> T {
+        let (key, id, value) = content;
         let position = format!("{origin}{}:{}", place.commit_lsn, place.index);
         let headers = [("id", Some(id.as_bytes())), ("walrelay-position", Some(position.as_bytes()))];
         let (key, value) = (key.map(str::as_bytes), Some(value.as_bytes()));
         take(&Record { topic: "t", key, value, headers: &headers, ..Record::default() })
     }
 
+    /// Key, id and value.
     type Content<'c> = (Option<&'c str>, &'c str, &'c str);
 
     fn judge(before: &mut DeliveredBefore, place: Place, content: Content<'_>) -> Verdict {
-        with_record(("7:1:", place), content, |record| before.judge(place, 0, record))
+        with_record("7:1:", place, content, |record| before.judge(place, 0, record))
     }
 
     /// The tail of the topic has these events.
     fn read(before: &mut DeliveredBefore, events: &[(Place, Content<'_>)]) -> usize {
         let mut tail = before.tail("t");
         for (place, content) in events {
-            with_record(("7:1:", *place), *content, |record| tail.take(record));
+            with_record("7:1:", *place, *content, |record| tail.take(record));
         }
         let count = tail.count;
         before.read(tail, false);
@@ -254,9 +252,8 @@ mod tests {
         assert_eq!(read(&mut before, &[(place(200, 0), A)]), 1);
         assert!(before.unread().is_none());
         // As often as it is asked: a session may break in between, and the event come once more.
-        assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Delivered);
-        assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Delivered);
-        assert_eq!(judge(&mut before, place(300, 0), A), Verdict::Publish);
+        let verdicts = [200, 200, 300].map(|lsn| judge(&mut before, place(lsn, 0), A));
+        assert_eq!(verdicts, [Verdict::Delivered, Verdict::Delivered, Verdict::Publish]);
     }
 
     #[test]
@@ -278,7 +275,7 @@ mod tests {
     fn records_of_another_server_or_timeline_and_table_rows_are_ignored() {
         for origin in ["7:2:", "8:1:", "77:1:", "", "7:1:t", "7:1:0/0:"] {
             let mut tail = before().tail("t");
-            let again = with_record((origin, place(200, 0)), A, |record| tail.take(record));
+            let again = with_record(origin, place(200, 0), A, |record| tail.take(record));
             assert_eq!((tail.count, again), (0, false), "{origin}");
         }
         let mut before = before();
@@ -290,22 +287,18 @@ mod tests {
     #[test]
     fn after_an_event_is_published_again_no_later_one_of_its_key_is_skipped() {
         let mut before = before();
-        // The tail that was read begins behind the first event.
-        let b = (Some("b"), "3", "{}");
-        let newest = [(place(300, 0), (Some("a"), "2", "{}")), (place(400, 0), b)];
-        read(&mut before, &newest);
-        assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Publish);
-        assert_eq!(judge(&mut before, newest[0].0, newest[0].1), Verdict::Publish);
-        assert_eq!(judge(&mut before, newest[1].0, b), Verdict::Delivered);
-    }
-
-    #[test]
-    fn a_delivered_event_without_a_key_is_skipped_after_one_published_again() {
-        let mut before = before();
-        let second = (None, "2", "{}");
-        read(&mut before, &[(place(300, 0), second)]);
-        assert_eq!(judge(&mut before, place(200, 0), (None, "1", "{}")), Verdict::Publish);
-        assert_eq!(judge(&mut before, place(300, 0), second), Verdict::Delivered);
+        // The tail that was read begins behind the first event of "a", and behind one without a key.
+        let (later, b, keyless) = ((Some("a"), "2", "{}"), (Some("b"), "3", "{}"), (None, "4", "{}"));
+        read(&mut before, &[(place(300, 0), later), (place(400, 0), b), (place(500, 0), keyless)]);
+        for (commit_lsn, content, verdict) in [
+            (200, A, Verdict::Publish),
+            (210, (None, "0", "{}"), Verdict::Publish),
+            (300, later, Verdict::Publish),
+            (400, b, Verdict::Delivered),
+            (500, keyless, Verdict::Delivered),
+        ] {
+            assert_eq!(judge(&mut before, place(commit_lsn, 0), content), verdict, "{commit_lsn}");
+        }
     }
 
     #[test]
@@ -314,7 +307,7 @@ mod tests {
         let stored = Position { partial: Some(partial), ..START };
         let before = DeliveredBefore::new(&[outbox()], &origin(), stored, Lsn::new(900)).unwrap();
         let mut tail = before.tail("t");
-        let mut take = |place| with_record(("7:1:", place), A, |record| tail.take(record));
+        let mut take = |place| with_record("7:1:", place, A, |record| tail.take(record));
         let again = [(99, 7), (200, 1), (200, 2), (899, 0), (900, 0)].map(|(lsn, index)| take(place(lsn, index)));
         assert_eq!(again, [false, false, true, true, false]);
         assert_eq!(tail.count, 2);
@@ -326,7 +319,7 @@ mod tests {
         let mut before = before();
         let mut tail = before.tail("t");
         for number in 0..REMEMBERED_MAX as u64 + 10 {
-            with_record(("7:1:", place(200, number)), A, |record| tail.take(record));
+            with_record("7:1:", place(200, number), A, |record| tail.take(record));
         }
         assert_eq!(tail.count, REMEMBERED_MAX);
         before.read(tail, false);

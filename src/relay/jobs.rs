@@ -403,20 +403,10 @@ mod tests {
     #[test]
     fn each_step_of_retained_wal_is_reported_once_until_the_wal_shrinks() {
         let over = |retained| Verdict::Over { retained, max: 100 };
-        assert_eq!(
-            judged(false, &[50, 51, 60, 101, 102, 60, 101, 10, 51]),
-            [
-                (Verdict::Within, false),
-                (Verdict::Within, true),
-                (Verdict::Within, false),
-                (over(101), true),
-                (over(102), false),
-                (Verdict::Within, false),
-                (over(101), true),
-                (Verdict::Within, false),
-                (Verdict::Within, true),
-            ]
-        );
+        let within = Verdict::Within;
+        let (grows, shrinks) = (judged(false, &[50, 51, 60, 101, 102]), judged(false, &[101, 60, 101, 10, 51]));
+        assert_eq!(grows, [(within, false), (within, true), (within, false), (over(101), true), (over(102), false)]);
+        assert_eq!(shrinks, [(over(101), true), (within, false), (over(101), true), (within, false), (within, true)]);
         assert_eq!(judged(true, &[101]), [(Verdict::GiveUp, true)]);
         let mut limit = RetentionLimit { max: None, gives_up: true, told: Told::Nothing };
         assert_eq!(limit.judge(u64::MAX), (Verdict::Within, None));

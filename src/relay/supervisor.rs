@@ -508,4 +508,4 @@ pub(crate) fn no_dead_letters(topic: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

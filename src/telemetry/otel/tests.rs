@@ -1,114 +1,65 @@
-use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use axum::body::{Bytes, to_bytes};
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse as _, Response};
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
-use prost::Message as _;
+use axum::http::HeaderMap;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use super::span::integer;
 use super::*;
 
-/// A collector that answers as it is told to.
-#[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Received>>);
-
-#[derive(Default)]
-struct Received {
-    status: StatusCode,
-    requests: usize,
-    spans: Vec<Span>,
+/// Of a collector at this listener.
+fn config(listener: &TcpListener) -> OtelConfig {
+    let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
+    OtelConfig { endpoint, headers: HeaderMap::new(), attributes: [].into(), interval: Duration::from_millis(20) }
 }
 
-impl Collector {
-    async fn start() -> (Collector, OtelConfig) {
-        let collector = Collector::default();
-        let router = axum::Router::new().fallback(take).with_state(collector.clone());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let service = TowerToHyperService::new(router.clone());
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-            }
-        });
-        let (headers, interval) = (HeaderMap::new(), Duration::from_millis(20));
-        (collector, OtelConfig { endpoint, headers, attributes: [].into(), interval })
-    }
-
-    fn with<T>(&self, look: impl FnOnce(&mut Received) -> T) -> T {
-        look(&mut self.0.lock().unwrap())
-    }
-
-    /// Waits until what was received is as `fits` says.
-    async fn until(&self, fits: impl Fn(&Received) -> bool) {
-        let arrived = async {
-            while !self.with(|received| fits(received)) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), arrived).await.expect("it did not arrive");
-    }
-}
-
-async fn take(State(collector): State<Collector>, request: Request) -> Response {
-    let is_spans = request.uri().path() == "/base/v1/traces";
-    let body: Bytes = to_bytes(request.into_body(), 1 << 20).await.unwrap();
-    collector.with(|received| {
-        received.requests += 1;
-        if received.status == StatusCode::OK && is_spans {
-            let request = ExportTraceServiceRequest::decode(body).unwrap();
-            received.spans.extend(request.resource_spans[0].scope_spans[0].spans.clone());
-        }
-        received.status.into_response()
-    })
-}
-
-fn start(config: &OtelConfig) -> (Telemetry, Spans, Exporter) {
-    let mut telemetry = Telemetry::new(Duration::from_secs(60));
-    let exporter = Exporter::start(config, &"orders".parse().unwrap(), &mut telemetry).unwrap();
-    let spans = telemetry.spans.clone().unwrap();
-    (telemetry, spans, exporter)
-}
-
-fn batch(events: u64) -> Span {
-    Span { attributes: vec![integer("walrelay.events", events)], ..Span::default() }
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
 }
 
 #[tokio::test]
-async fn spans_wait_for_a_collector_that_is_away_and_are_counted_where_they_are_dropped() {
-    let (collector, config) = Collector::start().await;
-    collector.with(|received| received.status = StatusCode::SERVICE_UNAVAILABLE);
-    let (telemetry, spans, exporter) = start(&config);
-    let dropped = || telemetry.metrics.dropped_spans.get();
-    for number in 0..3 * QUEUE_SPANS as u64 {
-        spans.push(batch(number));
+async fn a_request_is_sent_again_unless_its_answer_is_final() {
+    for (status, is_final) in [
+        ("200 OK", None),
+        ("429 Too Many Requests", Some(false)),
+        ("503 Service Unavailable", Some(false)),
+        ("404 Not Found", Some(true)),
+        ("500 Internal Server Error", Some(true)),
+    ] {
+        let (listener, message) = (listener().await, ExportTraceServiceRequest::default());
+        let client = Client::new(&config(&listener)).unwrap();
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 1 << 12];
+            let bytes = stream.read(&mut head).await.unwrap();
+            assert!(head[..bytes].starts_with(b"POST /base/v1/traces "));
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let (sent, ()) = tokio::join!(client.post("/v1/traces", &message), answer);
+        assert_eq!(sent.err().map(|failure| failure.is_final), is_final, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_bounded_number_of_spans_waits_for_a_collector_that_is_away() {
+    let config = config(&listener().await);
+    let mut telemetry = Telemetry::new(Duration::from_secs(60));
+    let _exporter = Exporter::start(&config, &"orders".parse().unwrap(), &mut telemetry).unwrap();
+    let spans = telemetry.spans.clone().unwrap();
+    for _ in 0..3 * QUEUE_SPANS {
+        spans.push(Span::default());
         tokio::task::yield_now().await;
     }
-    assert_eq!(dropped(), QUEUE_SPANS as u64, "a queue, and as many that wait");
-    let asked = collector.with(|received| received.requests);
-    collector.until(|received| received.requests > asked + 2).await;
-    collector.with(|received| received.status = StatusCode::OK);
-    collector.until(|received| received.spans.len() == 2 * QUEUE_SPANS).await;
-
-    collector.with(|received| received.status = StatusCode::NOT_FOUND);
-    spans.push(batch(1));
-    exporter.finish().await;
-    assert_eq!(dropped(), QUEUE_SPANS as u64 + 1, "the collector refuses it for good");
+    assert_eq!(telemetry.metrics.dropped_spans.get(), QUEUE_SPANS as u64, "a queue, and as many that wait");
 }
 
 #[tokio::test]
 async fn the_end_waits_a_second_at_most_for_a_collector_that_does_not_answer() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (_, mut config) = Collector::start().await;
-    config.endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let (_, spans, exporter) = start(&config);
-    spans.push(batch(1));
-    let began = tokio::time::Instant::now();
+    let listener = listener().await;
+    let mut telemetry = Telemetry::new(Duration::from_secs(60));
+    let exporter = Exporter::start(&config(&listener), &"orders".parse().unwrap(), &mut telemetry).unwrap();
+    telemetry.spans.as_ref().unwrap().push(Span::default());
+    let began = Instant::now();
     exporter.finish().await;
     assert!(began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
 }
