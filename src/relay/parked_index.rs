@@ -336,12 +336,16 @@ mod tests {
     }
 
     fn waiting(outbox: usize, id: u8, key: Option<&str>) -> ParkedRef {
-        ParkedRef {
-            row: RowId { outbox, key: vec![id] },
-            place: SLOT,
-            key: key.map(|key| key.into()),
-            refused_by: None,
-        }
+        let row = RowId { outbox, key: vec![id] };
+        ParkedRef { row, place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+    }
+
+    fn of_a(id: u8) -> ParkedRef {
+        waiting(0, id, Some("a"))
+    }
+
+    fn blocks(parking: &ParkedIndex, key: &str) -> bool {
+        parking.is_blocked(0, Some(key.as_bytes()), &SLOT)
     }
 
     /// A session begins while these are in the table, and those on their way there.
@@ -352,35 +356,32 @@ mod tests {
 
     /// The table was read. Gives how many events fewer are parked.
     fn read(parking: &mut ParkedIndex, table: Vec<ParkedRef>) -> usize {
-        let (before, slot) = (parking.count, "orders".parse().unwrap());
-        parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &slot);
+        let before = parking.count;
+        parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &"orders".parse().unwrap());
         before - parking.count
     }
 
     fn at(commit_lsn: u64, index: u64, via: Via) -> ParkedRef {
-        ParkedRef { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..waiting(0, 1, Some("a")) }
+        ParkedRef { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..of_a(1) }
     }
 
     #[test]
     fn an_aggregate_is_blocked_until_its_last_parked_event_is_released() {
         let mut parking = ParkedIndex::default();
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
-        parking.park(waiting(0, 1, Some("a"))).unwrap();
-        parking.park(waiting(0, 2, Some("a"))).unwrap();
-        // It is on its way and read back at once.
-        parking.park(waiting(0, 2, Some("a"))).unwrap();
-        parking.park(waiting(0, 3, None)).unwrap();
-        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && parking.holds(&row(3), &SLOT));
+        assert!(!parking.is_any() && !blocks(&parking, "a"));
+        // The second is on its way and read back at once.
+        for event in [of_a(1), of_a(2), of_a(2), waiting(0, 3, None)] {
+            parking.park(event).unwrap();
+        }
+        assert!(blocks(&parking, "a") && parking.holds(&row(3), &SLOT));
         assert!(
-            !parking.is_blocked(1, Some(b"a"), &SLOT)
-                && !parking.is_blocked(0, Some(b"b"), &SLOT)
-                && !parking.is_blocked(0, None, &SLOT)
+            !parking.is_blocked(1, Some(b"a"), &SLOT) && !blocks(&parking, "b") && !parking.is_blocked(0, None, &SLOT)
         );
-        parking.release(&waiting(0, 1, Some("a")));
-        parking.release(&waiting(0, 1, Some("a")));
-        assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
-        parking.release(&waiting(0, 2, Some("a")));
-        assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && parking.is_any());
+        parking.release(&of_a(1));
+        parking.release(&of_a(1));
+        assert!(blocks(&parking, "a"));
+        parking.release(&of_a(2));
+        assert!(!blocks(&parking, "a") && parking.is_any());
         parking.release(&waiting(0, 3, None));
         assert_eq!((parking.is_any(), parking.count), (false, 0));
     }
@@ -417,10 +418,10 @@ mod tests {
         parking.park(at(200, 0, Slot)).unwrap();
         assert_eq!(parking.count, 2);
         parking.release(&at(100, 0, Slot));
-        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && holds(&parking, &at(200, 0, Slot)));
+        assert!(blocks(&parking, "a") && holds(&parking, &at(200, 0, Slot)));
         assert!(!holds(&parking, &at(100, 0, Slot)));
         parking.release(&at(200, 0, Slot));
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
+        assert!(!parking.is_any() && !blocks(&parking, "a"));
 
         // Rows that were read from the table had committed by then.
         parking.park(at(500, 3, Table)).unwrap();
@@ -436,9 +437,9 @@ mod tests {
         begin(&mut parking, vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
         assert_eq!(parking.count, 2, "the last was there when the copy was read");
         parking.release(&one);
-        assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
+        assert!(blocks(&parking, "a"));
         parking.release(&copy);
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
+        assert!(!parking.is_any() && !blocks(&parking, "a"));
         // The table has another place of the same event.
         parking.park(one.clone()).unwrap();
         parking.begin_look(Vec::new());
@@ -460,51 +461,40 @@ mod tests {
         // It is parked since the look began, and in the table by now.
         parking.park(waiting(0, 5, None)).unwrap();
         assert_eq!(read(&mut parking, vec![stays.clone(), waiting(0, 5, None)]), 1);
-        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one is parked");
+        assert!(!parking.holds_row(&gone.row) && blocks(&parking, "a"), "a later one is parked");
         assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count == 4);
         assert_eq!(read(&mut parking, Vec::new()), 0, "an earlier session began that look");
         parking.begin_look(Vec::new());
         assert_eq!(read(&mut parking, vec![later, under_way]), 2);
-        assert!(!parking.is_blocked(0, Some(b"b"), &SLOT) && parking.is_blocked(0, Some(b"a"), &SLOT));
+        assert!(!blocks(&parking, "b") && blocks(&parking, "a"));
         parking.begin_look(Vec::new());
         assert_eq!((read(&mut parking, Vec::new()), parking.is_any()), (2, false));
-        assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && !parking.is_blocked(0, Some(b"c"), &SLOT));
+        assert!(!blocks(&parking, "a") && !blocks(&parking, "c"));
     }
 
     #[test]
-    fn a_topic_that_accepts_again_is_not_refusing_for_events_left_in_the_table() {
+    fn a_topic_counts_as_refusing_until_a_record_is_accepted_or_none_is_parked() {
         let mut parking = ParkedIndex::default();
-        let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
+        let refused = |id, topic: &str| ParkedRef { refused_by: Some(topic.to_owned()), ..of_a(id) };
         begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
+        assert!(parking.is_refusing("orders") && parking.is_refusing("mail") && !parking.is_refusing("other"));
         // It is on its way to the table while the topic takes a record.
         parking.park(refused(3, "orders")).unwrap();
         parking.accepts("orders");
         parking.begin_look(vec![refused(3, "orders")]);
         read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]);
         assert!(!parking.is_refusing("orders") && parking.is_refusing("mail") && parking.holds_row(&row(3)));
-    }
-
-    #[test]
-    fn a_topic_counts_as_refusing_until_a_record_is_accepted_or_none_is_parked() {
-        let mut parking = ParkedIndex::default();
-        let refused = |id| ParkedRef { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
-        begin(&mut parking, vec![refused(1)], Vec::new());
-        assert!(
-            parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a"), &SLOT)
-        );
-        parking.accepts("orders");
-        assert!(!parking.is_refusing("orders"));
-        parking.park(refused(2)).unwrap();
-        parking.park(refused(3)).unwrap();
-        parking.park(waiting(0, 4, Some("a"))).unwrap();
-        // It took one since this was refused.
-        parking.release(&refused(1));
-        parking.release(&refused(2));
+        for event in [refused(4, "orders"), refused(5, "orders"), of_a(6)] {
+            parking.park(event).unwrap();
+        }
+        // The topic took one since this was refused.
+        parking.release(&refused(1, "orders"));
+        parking.release(&refused(4, "orders"));
         assert!(parking.is_refusing("orders"));
-        parking.release(&waiting(0, 3, Some("a")));
+        parking.release(&of_a(5));
         assert!(!parking.is_refusing("orders") && parking.is_any(), "they were dropped");
         begin(&mut parking, Vec::new(), Vec::new());
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
+        assert!(!parking.is_any() && !blocks(&parking, "a"));
     }
 
     #[test]

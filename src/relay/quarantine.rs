@@ -370,9 +370,12 @@ mod tests {
     }
 
     fn record(bytes: usize) -> OwnedRecord {
+        of_key(Some(b""), bytes)
+    }
+
+    fn of_key(key: Option<&[u8]>, bytes: usize) -> OwnedRecord {
         let value = vec![b'x'; bytes];
-        let (key, value) = (Some(&b""[..]), Some(&value[..]));
-        OwnedRecord::of(&Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None })
+        OwnedRecord::of(&Record { topic: "orders", key, value: Some(&value), ..Record::default() })
     }
 
     fn took(quarantine: &mut Quarantine, bytes: usize) {
@@ -386,6 +389,10 @@ mod tests {
 
     fn error(what: &str) -> Error {
         Error::new(Kind::Record, what)
+    }
+
+    fn too_large() -> Error {
+        Error::new(Kind::RecordTooLarge, "too large")
     }
 
     #[test]
@@ -406,21 +413,19 @@ mod tests {
 
     #[test]
     fn a_batch_of_which_each_record_is_taken_alone_was_too_large_itself() {
-        let too_large = Error::new(Kind::RecordTooLarge, "large");
         for (bad, in_vain) in [(None, 1), (Some(1), 0)] {
             let mut quarantine = Quarantine::default();
             for number in 0..3 {
-                assert!(quarantine.refused(&row(number), None, &too_large));
+                assert!(quarantine.refused(&row(number), None, &too_large()));
             }
             quarantine.begin();
             for number in 0..3 {
-                match bad == Some(number) {
-                    true => quarantine.refused_isolated(&row(number), &record(10), &too_large),
-                    false => {
-                        took(&mut quarantine, 10);
-                        quarantine.delivered(&row(number));
-                    }
+                if bad == Some(number) {
+                    quarantine.refused_isolated(&row(number), &record(10), &too_large());
+                    continue;
                 }
+                took(&mut quarantine, 10);
+                quarantine.delivered(&row(number));
             }
             assert_eq!(quarantine.in_vain, in_vain);
         }
@@ -428,7 +433,6 @@ mod tests {
 
     #[test]
     fn a_dead_letter_that_is_too_large_without_others_goes_without_its_value_and_then_not_at_all() {
-        let too_large = Error::new(Kind::RecordTooLarge, "too large");
         let mut quarantine = Quarantine::default();
         quarantine.reject(row(1), error("large"));
         quarantine.give_up(&row(1), &Verdict::of(error("large")));
@@ -445,7 +449,7 @@ mod tests {
             if with_others {
                 quarantine.with_others();
             }
-            assert_eq!(quarantine.refused(&row(1), None, &too_large), is_known);
+            assert_eq!(quarantine.refused(&row(1), None, &too_large()), is_known);
             assert_eq!(quarantine.verdict(&row(1)).unwrap().without_value, without_value);
         }
         quarantine.delivered(&row(1));
@@ -454,13 +458,11 @@ mod tests {
 
     #[test]
     fn what_is_as_large_as_what_was_refused_is_suspect_until_enough_was_taken() {
-        let too_large = Error::new(Kind::RecordTooLarge, "too large");
-        let (mut quarantine, sized) = (Quarantine::default(), |quarantine: &Quarantine, bytes| {
-            record(bytes).with_record(|record| quarantine.is_suspect(&row(9), record))
-        });
+        let mut quarantine = Quarantine::default();
+        let sized = |of: &Quarantine, bytes| record(bytes).with_record(|record| of.is_suspect(&row(9), record));
         assert!(!sized(&quarantine, 1_000));
         for bytes in [1_000, 700, 900] {
-            quarantine.refused_isolated(&row(1), &record(bytes), &too_large);
+            quarantine.refused_isolated(&row(1), &record(bytes), &too_large());
             assert!(!suspect(&quarantine, row(1)));
         }
         assert!(sized(&quarantine, 700) && !sized(&quarantine, 699));
@@ -475,12 +477,8 @@ mod tests {
     #[test]
     fn of_a_topic_that_refuses_records_without_a_key_only_those_are_suspect() {
         let mut quarantine = Quarantine::default();
-        let of_key = |key| {
-            let value = Some(&b"{}"[..]);
-            OwnedRecord::of(&Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None })
-        };
-        quarantine.refused_isolated(&row(1), &of_key(None), &error("no key"));
-        let is_suspect = |key| of_key(key).with_record(|record| quarantine.is_suspect(&row(2), record));
+        quarantine.refused_isolated(&row(1), &of_key(None, 2), &error("no key"));
+        let is_suspect = |key| of_key(key, 2).with_record(|record| quarantine.is_suspect(&row(2), record));
         assert!(is_suspect(None) && !is_suspect(Some(b"k")));
         // Refused alone, and so no suspect any more, is the row itself.
         assert!(!suspect(&quarantine, row(1)));
@@ -488,10 +486,7 @@ mod tests {
 
     #[test]
     fn another_event_of_the_same_id_is_judged_by_itself() {
-        let at = |commit_lsn, index| EventId {
-            row: RowId { outbox: 0, key: b"7".to_vec() },
-            at: Some((Lsn::new(commit_lsn), index)),
-        };
+        let at = |commit_lsn, index| EventId { at: Some((Lsn::new(commit_lsn), index)), ..row(7) };
         let mut quarantine = Quarantine::default();
         quarantine.reject(at(100, 0), error("large"));
         assert!(quarantine.refused(&at(200, 3), None, &error("with another")));
@@ -528,7 +523,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_topic_is_given_up_for_a_while_from_the_first_event_that_comes_however_late_that_is() {
-        let (mut topics, error) = (Topics::default(), Error::new(Kind::Record, "refused"));
+        let (mut topics, error) = (Topics::default(), error("refused"));
         topics.give_up("orders", error.clone(), 2 * SECOND);
         for (seconds, is_given_up) in [(100, true), (1, true), (1, false), (1, false)] {
             tokio::time::advance(seconds * SECOND).await;

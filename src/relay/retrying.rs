@@ -598,15 +598,11 @@ fn is_stored(place: Place, stored: &Stored) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::layers::{Environment, Flags, Settings};
+    use crate::relay::supervisor::tests::config;
 
     #[tokio::test(start_paused = true)]
     async fn a_retry_that_is_not_acked_holds_up_a_stop_for_a_second_at_most() {
-        let flags =
-            [("database.url", "postgres://relay@127.0.0.1/shop"), ("slot.name", "orders"), ("kafka.brokers", "k:1")];
-        let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
-        let config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
-        let mut retrying = Retrying::new(&config, &Known::default(), &Metrics::new(), None);
+        let mut retrying = Retrying::new(&config("stop"), &Known::default(), &Metrics::new(), None);
         let (to, reports) = unbounded_channel();
         let pass = async move {
             let _to: UnboundedSender<RetryReport> = to;

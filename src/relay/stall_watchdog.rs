@@ -225,15 +225,14 @@ mod tests {
 
     /// A producer nobody answers, with one record in its queue.
     fn stuck() -> AnySink {
-        let sink = KafkaSink::connect(&KafkaConfig {
+        let config = KafkaConfig {
             brokers: "127.0.0.1:1".to_owned(),
             properties: BTreeMap::new(),
             id_headers: Vec::new(),
             max_in_flight_bytes: 1_000,
             max_in_flight_events: 10,
-        })
-        .unwrap();
-        let mut sink = AnySink::from(sink);
+        };
+        let mut sink = AnySink::from(KafkaSink::connect(&config).unwrap());
         sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();
         sink
     }

@@ -4,8 +4,8 @@ use clap::ValueEnum as _;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
 use super::*;
-use crate::config::DeliveryConfig;
 use crate::config::layers::{Environment, Flags, Settings};
+use crate::config::{Config, DeliveryConfig};
 use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
 use crate::event::tests::COLUMNS;
@@ -133,7 +133,7 @@ enum Came {
     TriesOn,
 }
 
-fn relay(on_error: &str) -> Relay {
+pub(in crate::relay) fn config(on_error: &str) -> Config {
     let flags = [
         ("database.url", "postgres://relay@127.0.0.1/shop"),
         ("slot.name", "orders"),
@@ -141,7 +141,11 @@ fn relay(on_error: &str) -> Relay {
         ("delivery.on_error", on_error),
     ];
     let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
-    let mut config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
+    Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap()
+}
+
+fn relay(on_error: &str) -> Relay {
+    let mut config = config(on_error);
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
     config.outboxes[0] = crate::event::tests::outbox();
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
