@@ -44,31 +44,3 @@ fn hold(file: &std::path::Path) {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
-
-#[cfg(all(test, feature = "failpoints"))]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::*;
-
-    #[test]
-    fn a_process_is_held_at_a_point_until_its_file_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("held");
-        fail::cfg("detached", &format!("1*off->1*return({})->off", file.display())).unwrap();
-        reached("detached");
-        assert!(!file.exists(), "it passed the first time");
-        let held = std::thread::spawn(|| reached("detached"));
-        let began = Instant::now();
-        while !file.exists() {
-            assert!(began.elapsed() < Duration::from_secs(60), "it is not held");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!held.is_finished());
-        std::fs::remove_file(&file).unwrap();
-        held.join().unwrap();
-        reached("detached");
-        assert!(!file.exists(), "it is held once");
-        fail::remove("detached");
-    }
-}

@@ -353,25 +353,25 @@ mod tests {
         Lsn::new(value)
     }
 
-    /// A ledger at 100 with one committed transaction of `events` events: 200 to 210.
-    fn one_transaction(events: usize) -> Ledger<()> {
-        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
+    /// A position at 100, and so many events of the transaction at 200 delivered.
+    fn at_100(index: u64) -> Position {
+        let partial = (index > 0).then_some(Partial { commit_lsn: lsn(200), index });
+        Position { end_lsn: lsn(100), partial }
+    }
+
+    /// A ledger inside the transaction at 200, with one event in flight.
+    fn inside(start: Position) -> Ledger<()> {
+        let mut ledger = Ledger::new(start, ROOMY);
         ledger.begin(lsn(200)).unwrap();
-        for _ in 0..events {
-            ledger.enqueued(10, 0, ()).unwrap();
-        }
-        ledger.commit(lsn(200), lsn(210)).unwrap();
+        ledger.enqueued(1, 0, ()).unwrap();
         ledger
     }
 
     #[test]
     fn a_transaction_is_not_delivered_before_its_commit_is_seen() {
-        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
-        ledger.begin(lsn(200)).unwrap();
-        ledger.enqueued(1, 0, ()).unwrap();
+        let mut ledger = inside(at_100(0));
         ledger.acked(Ticket(0)).unwrap();
-        let partial = Partial { commit_lsn: lsn(200), index: 1 };
-        assert_eq!(ledger.delivered(), Position { end_lsn: lsn(100), partial: Some(partial) });
+        assert_eq!(ledger.delivered(), at_100(1));
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
         assert_eq!(ledger.take_delivered(), Some((Position::at(lsn(100)), ())), "the position before the event");
@@ -379,12 +379,9 @@ mod tests {
 
     #[test]
     fn a_keepalive_inside_a_transaction_moves_no_position() {
-        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
-        ledger.begin(lsn(200)).unwrap();
+        let mut ledger = inside(at_100(0));
         ledger.keepalive(lsn(999));
-        assert_eq!(ledger.delivered(), Position::at(lsn(100)));
-        assert_eq!(ledger.received(), Position::at(lsn(100)));
-        ledger.enqueued(1, 0, ()).unwrap();
+        assert_eq!([ledger.delivered(), ledger.received()], [at_100(0), at_100(1)]);
         ledger.acked(Ticket(0)).unwrap();
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
@@ -392,7 +389,8 @@ mod tests {
 
     #[test]
     fn keepalives_and_empty_transactions_take_no_memory_behind_an_event_in_flight() {
-        let mut ledger = one_transaction(1);
+        let mut ledger = inside(at_100(0));
+        ledger.commit(lsn(200), lsn(210)).unwrap();
         (300..900).for_each(|wal_end| ledger.keepalive(lsn(wal_end)));
         assert_eq!(ledger.spans.len(), 1);
         for commit in 0..10_000 {
@@ -408,23 +406,18 @@ mod tests {
 
     #[test]
     fn a_restart_inside_a_transaction_counts_its_delivered_events() {
-        let partial = Partial { commit_lsn: lsn(200), index: 5 };
-        let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
-        ledger.begin(lsn(200)).unwrap();
-        ledger.enqueued(1, 0, ()).unwrap();
+        let mut ledger = inside(at_100(5));
         assert_eq!(ledger.whereabouts(Ticket(0)), Some(InTransaction { commit_lsn: lsn(200), index: 5 }));
-        assert_eq!(ledger.received().delivered_of(lsn(200)), 6);
-        assert_eq!(ledger.delivered().delivered_of(lsn(200)), 5);
+        assert_eq!([ledger.received(), ledger.delivered()], [at_100(6), at_100(5)]);
         ledger.acked(Ticket(0)).unwrap();
-        assert_eq!(ledger.delivered().delivered_of(lsn(200)), 6);
+        assert_eq!(ledger.delivered(), at_100(6));
     }
 
     #[test]
     fn a_keepalive_keeps_the_count_of_a_partly_delivered_transaction() {
-        let partial = Partial { commit_lsn: lsn(200), index: 5 };
-        let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
+        let mut ledger = Ledger::<()>::new(at_100(5), ROOMY);
         ledger.keepalive(lsn(150));
-        assert_eq!(ledger.delivered(), Position { end_lsn: lsn(150), partial: Some(partial) });
+        assert_eq!(ledger.delivered(), Position { end_lsn: lsn(150), ..at_100(5) });
         ledger.begin(lsn(200)).unwrap();
         ledger.enqueued(1, 0, ()).unwrap();
         ledger.acked(Ticket(0)).unwrap();
@@ -451,7 +444,8 @@ mod tests {
 
     #[test]
     fn a_begin_event_commit_or_ack_out_of_turn_is_an_error() {
-        let mut ledger = one_transaction(1);
+        let mut ledger = inside(at_100(0));
+        ledger.commit(lsn(200), lsn(210)).unwrap();
         let says = |done: Result<(), LedgerError>, what: &str| assert!(done.unwrap_err().to_string().contains(what));
         says(ledger.begin(lsn(205)), "already received");
         says(ledger.enqueued(1, 0, ()), "an event outside");

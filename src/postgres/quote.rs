@@ -56,29 +56,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_keep_quotes_case_and_commas() {
+    fn identifiers_and_literals_keep_quotes_case_and_commas() {
         assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
-        assert_eq!(quote_ident("orders").unwrap(), r#""orders""#);
         assert_eq!(quote_ident(r#"We,ird"x'; DROP"#).unwrap(), r#""We,ird""x'; DROP""#);
-    }
-
-    #[test]
-    fn literals_mean_the_same_under_both_settings_of_standard_conforming_strings() {
         assert_eq!(quote_literal("it's").unwrap(), "'it''s'");
+        // Under both settings of standard_conforming_strings.
         assert_eq!(quote_literal(r"a\'b").unwrap(), r" E'a\\''b'");
-    }
-
-    #[test]
-    fn publication_names_are_quoted_twice() {
-        assert_eq!(publication_list_literal(["p"]).unwrap(), r#"'"p"'"#);
+        // The names of publications are quoted twice.
         assert_eq!(publication_list_literal([r#"My "Pub,x'"#, r"b\"]).unwrap(), r#"'"My ""Pub,x''","b\"'"#);
     }
 
     #[test]
     fn empty_identifiers_and_nul_characters_are_refused() {
-        assert!(quote_ident("").is_err());
-        assert!(quote_ident("a\0").is_err());
-        assert!(quote_literal("a\0").is_err());
-        assert!(publication_list_literal(["a\0"]).is_err());
+        assert!(quote_ident("").is_err() && quote_ident("a\0").is_err());
+        assert!(quote_literal("a\0").is_err() && publication_list_literal(["a\0"]).is_err());
     }
 }

@@ -226,15 +226,10 @@ mod tests {
             }
             let key = KeyPair::generate().unwrap();
             let certificate = params.signed_by(&key, &self.0).unwrap();
-            ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(
-                    vec![certificate.der().clone()],
-                    PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-                )
-                .unwrap()
+            let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+            let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+            let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+            config.with_single_cert(vec![certificate.der().clone()], key).unwrap()
         }
     }
 

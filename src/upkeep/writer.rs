@@ -382,18 +382,12 @@ mod tests {
 
     #[test]
     fn placeholders_of_a_mark_are_replaced_and_quoted_text_is_not() {
-        let put = |sql| with_values(sql, &[("error", "e.x"), ("attempts", "e.n")]);
-        assert_eq!(
-            put("last_error = left(:error, 200), n = :attempts::int"),
-            "last_error = left(e.x, 200), n = e.n::int"
-        );
-        assert_eq!(
-            put("a = ':error', \":error\" = 'it''s :error'||:error"),
-            "a = ':error', \":error\" = 'it''s :error'||e.x"
-        );
-        assert_eq!(
-            put("a = b::error, c = :errors, l = x[1:2], d = ':"),
-            "a = b::error, c = :errors, l = x[1:2], d = ':"
-        );
+        for (sql, expected) in [
+            ("last_error = left(:error, 200), n = :attempts::int", "last_error = left(e.x, 200), n = e.n::int"),
+            ("a = ':error', \":error\" = 'it''s :error'||:error", "a = ':error', \":error\" = 'it''s :error'||e.x"),
+            ("a = b::error, c = :errors, l = x[1:2], d = ':", "a = b::error, c = :errors, l = x[1:2], d = ':"),
+        ] {
+            assert_eq!(with_values(sql, &[("error", "e.x"), ("attempts", "e.n")]), expected);
+        }
     }
 }
