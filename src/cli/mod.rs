@@ -343,7 +343,7 @@ fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
 async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
     match command {
         Command::Run(args) => Box::pin(run(args)).await,
-        Command::Setup(args) => setup::setup(args).await,
+        Command::Setup(args) => setup::setup(args, complete).await,
         Command::Teardown(args) => Box::pin(teardown::teardown(args)).await,
         Command::Status(args) => status::status(args).await,
         Command::Pending(args) => Box::pin(pending::pending(args)).await,

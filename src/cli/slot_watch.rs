@@ -217,9 +217,9 @@ impl SlotWatch {
             }
         };
         let (slot, metrics) = (&self.source.slot, &self.telemetry.metrics);
-        let report = status::look(&session, slot).await?;
-        metrics.set_slot(&report.slot_state());
-        self.telemetry.stand_by_pids.send_replace(report.stand_by_pids());
+        let state: SlotState = status::look(&session, slot).await?;
+        metrics.set_slot(&state);
+        self.telemetry.stand_by_pids.send_replace(state.stand_by_pids);
         self.judge_clock(ClockDifference::read(&session).await?);
         for count in &mut self.counts {
             let began = Instant::now();

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
@@ -23,7 +24,6 @@ use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
 use crate::telemetry::http::ask_intake;
-use crate::telemetry::metrics::SlotState;
 
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
@@ -119,8 +119,8 @@ fn clock() -> String {
     jiff::Timestamp::from_microsecond(now_us()).map(|now| format!("{now:.0}")).unwrap_or_default()
 }
 
-/// The slot as the server shows it, without a judgement and without parked events.
-pub(super) async fn look(session: &SqlSession, slot: &SlotName) -> Result<Report> {
+/// The slot as the server shows it.
+pub(super) async fn look<T: DeserializeOwned>(session: &SqlSession, slot: &SlotName) -> Result<T> {
     let (class, key) = lease::keys(slot);
     let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
     Ok(one_json(session.client(), "reading the status of the slot", STATUS, &params).await?)
@@ -157,7 +157,7 @@ impl Checked {
 
     async fn read(&self, looks: &mut Looks) -> Result<Report> {
         let Checked { session, slot, limits, http } = self;
-        let mut report = look(session, slot).await?;
+        let mut report: Report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
             let cause = format!("slot {slot} does not exist, and no relay reads its table");
@@ -171,7 +171,7 @@ impl Checked {
             let waited = looks.look(Instant::now(), confirmed, end);
             report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
         }
-        report.intake = Intake::ask(*http, slot).await;
+        report.relay.ask_intake(*http, slot).await;
         report.judge(limits);
         Ok(report)
     }
@@ -180,7 +180,7 @@ impl Checked {
 /// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
 /// of the server does not have the value, or the role may not see it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Report {
+struct Report {
     slot: String,
     #[serde(default)]
     healthy: bool,
@@ -194,8 +194,6 @@ pub(super) struct Report {
     database: Option<String>,
     #[serde(flatten)]
     relay: Sessions,
-    #[serde(flatten)]
-    intake: Intake,
     #[serde(flatten)]
     parked: ParkedCount,
     #[serde(flatten)]
@@ -221,36 +219,10 @@ struct Sessions {
     stand_by_pids: Vec<i32>,
     /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see its session.
     guarantee: Option<String>,
-}
-
-/// Whether the relay accepts events, as it says itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct Intake {
-    /// `open` or `closed`.
+    /// `open` or `closed`, as the active relay itself says.
     intake: Option<String>,
-    /// Why intake is closed, or why it is not known.
+    /// Why intake is closed, or why that is not known.
     intake_detail: Option<String>,
-}
-
-impl Intake {
-    async fn ask(http: Option<SocketAddr>, slot: &SlotName) -> Intake {
-        let known = match http {
-            Some(addr) => ask_intake(addr, slot).await,
-            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
-        };
-        let (intake, intake_detail) = match known {
-            Ok(None) => (Some("open"), None),
-            Ok(Some(why)) => (Some("closed"), Some(why.words().to_owned())),
-            Err(why) => (None, Some(why)),
-        };
-        Intake { intake: intake.map(str::to_owned), intake_detail }
-    }
-
-    fn text(&self) -> String {
-        let detail = self.intake_detail.as_ref().map(|detail| format!(": {detail}"));
-        self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
-    }
 }
 
 /// The slot's place in the WAL, and the WAL that the server keeps for the slot.
@@ -282,24 +254,6 @@ struct Wal {
 }
 
 impl Report {
-    /// The values for the metrics. While a relay reads the table, nobody needs to stream from the slot.
-    pub(super) fn slot_state(&self) -> SlotState<'_> {
-        SlotState {
-            active: self.relay.table_reader_pid.is_none().then_some(self.relay.active),
-            wal_status: self.wal.wal_status.as_deref(),
-            safe_wal_bytes: self.wal.safe_wal_bytes,
-            inactive_seconds: self.wal.inactive_seconds,
-            invalidated: self.wal.invalidation_reason.as_deref(),
-            confirmed_lsn: self.wal.confirmed_lsn,
-            restart_lsn: self.wal.restart_lsn,
-            wal_end: self.wal.current_lsn,
-        }
-    }
-
-    pub(super) fn stand_by_pids(&self) -> Vec<i32> {
-        self.relay.stand_by_pids.clone()
-    }
-
     /// Fills in `problems` and `healthy`.
     fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();
@@ -381,7 +335,7 @@ impl Report {
             "slot={slot} healthy={healthy} active={} table_reader_pid={} intake={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             relay.active,
             or_dash(relay.table_reader_pid),
-            or_dash(self.intake.intake.as_deref()),
+            or_dash(relay.intake.as_deref()),
             or_dash(self.parked.events),
             or_dash(wal.confirmed_lsn),
             or_dash(wal.lag_bytes),
@@ -408,7 +362,7 @@ impl Report {
             ("relay", relay.at_work()),
             ("guarantee", or_dash(relay.guarantee.as_deref())),
             ("stand-by", relay.standing_by()),
-            ("intake", self.intake.text()),
+            ("intake", relay.intake()),
             ("parked", self.parked_text()),
             ("last heard", wal.last_reply(relay.active)),
             ("confirmed", or_dash(wal.confirmed_lsn)),
@@ -460,6 +414,24 @@ impl Sessions {
         }
         let pids: Vec<_> = self.stand_by_pids.iter().map(|pid| format!("backend pid {pid}")).collect();
         pids.join(", ")
+    }
+
+    async fn ask_intake(&mut self, http: Option<SocketAddr>, slot: &SlotName) {
+        let known = match http {
+            Some(addr) => ask_intake(addr, slot).await,
+            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
+        };
+        let (intake, detail) = match known {
+            Ok(None) => (Some("open"), None),
+            Ok(Some(why)) => (Some("closed"), Some(why.words())),
+            Err(why) => (None, Some(why)),
+        };
+        (self.intake, self.intake_detail) = (intake.map(str::to_owned), detail);
+    }
+
+    fn intake(&self) -> String {
+        let detail = self.intake_detail.as_ref().map(|detail| format!(": {detail}"));
+        self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
     }
 }
 

@@ -28,20 +28,21 @@ use crate::error::{Error, Kind, Result};
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes of a request's head. No body is read.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
 /// The limits of a client: a connection that cannot be held open gets a few kilobytes, a few seconds and one request.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     /// Connections at a time; further ones wait in the listen queue.
     connections: usize,
-    /// Bytes of a request's head. No body is read.
-    head_bytes: usize,
     /// From accept to close, however slowly either side goes.
     lifetime: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 64, head_bytes: 16 * 1024, lifetime: Duration::from_secs(10) }
+        Limits { connections: 64, lifetime: Duration::from_secs(10) }
     }
 }
 
@@ -101,7 +102,7 @@ async fn accept(limits: Limits, listener: TcpListener, routes: Router) -> Infall
         let pages = routes.clone().layer(Extension(ClosesAt(closes_at)));
         let connection = http1::Builder::new()
             .keep_alive(false)
-            .max_buf_size(limits.head_bytes)
+            .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(pages));
         tokio::spawn(async move {
             if let Ok(Err(error)) = tokio::time::timeout_at(closes_at.into(), connection).await {
@@ -174,8 +175,8 @@ pub(crate) async fn ask_intake(addr: SocketAddr, slot: &SlotName) -> Result<Opti
     if !text.contains(&format!("walrelay_relay_info{{slot=\"{slot}\"")) || !text.contains("walrelay_standing_by 0\n") {
         return Err(format!("{addr} is not the address of the relay at work on slot {slot}"));
     }
-    let sample = |why: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}} 1\n", why.name());
-    Ok(IntakeClosed::value_variants().iter().find(|why| text.contains(&sample(why))).copied())
+    let is_it = |why: &&IntakeClosed| text.contains(&format!("{} 1\n", why.sample()));
+    Ok(IntakeClosed::value_variants().iter().find(is_it).copied())
 }
 
 #[cfg(test)]
@@ -285,7 +286,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_dawdles_or_sends_too_much_is_cut_off_and_the_next_one_served() {
-        let limits = Limits { connections: 2, lifetime: Duration::from_millis(300), ..Limits::default() };
+        let limits = Limits { connections: 2, lifetime: Duration::from_millis(300) };
         let server = start(limits).await;
         let started = tokio::time::Instant::now();
         let mut slow = Vec::new();

@@ -24,6 +24,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rdkafka::util::get_rdkafka_version;
+use serde::Deserialize;
 
 use super::process::Process;
 use super::{IntakeClosed, NotReady, Side};
@@ -134,7 +135,7 @@ metrics! {
     retries: ByLabel<&'static str, Counter> = plain, "Failed attempts that are repeated";
     reconnects: ByLabel<&'static str, Counter> = plain, "Connections made again";
     connection_state: ByLabel<&'static str, Gauge> = of_slot, "1 while connected";
-    intake_closed: ByLabel<&'static str, Gauge> = plain, "1 for the reason for which no event is taken in";
+    intake_closed: ByLabel<String, Gauge> = plain, "1 for the reason for which no event is taken in";
     ignored_messages: ByLabel<String, Counter> = plain, "Messages that carry no event, by operation";
     errors: ByLabel<String, Counter> = of_slot, "Errors by kind, healed or not";
     failed_attempts: ByLabel<&'static str, Counter> = plain, "Failed attempts to deliver an event, by class";
@@ -144,24 +145,30 @@ metrics! {
     pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
 }
 
-/// The state of a slot at one moment, as the server shows it; none where a value is not known.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SlotState<'a> {
+/// The state of a slot at one moment, as `sql/status.sql` shows it; none where a value is not known.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct SlotState {
     /// Whether a relay streams from the slot.
     pub active: Option<bool>,
+    /// The session of a relay that reads the table: nobody needs to stream from the slot then.
+    pub table_reader_pid: Option<i32>,
+    /// Sessions of relays that stand by, as far as the role may see them.
+    pub stand_by_pids: Vec<i32>,
     /// `pg_replication_slots.wal_status`.
-    pub wal_status: Option<&'a str>,
+    pub wal_status: Option<String>,
     /// Bytes that can still be written before the slot may be lost.
     pub safe_wal_bytes: Option<i64>,
     /// The time without a relay, from Postgres 17 on.
     pub inactive_seconds: Option<f64>,
-    /// `pg_replication_slots.invalidation_reason`.
-    pub invalidated: Option<&'a str>,
+    /// As in `pg_replication_slots`.
+    pub invalidation_reason: Option<String>,
     /// The slot's confirmed LSN.
     pub confirmed_lsn: Option<Lsn>,
     /// The slot's restart LSN.
     pub restart_lsn: Option<Lsn>,
     /// The end of the server's WAL.
+    #[serde(rename = "current_lsn")]
     pub wal_end: Option<Lsn>,
 }
 
@@ -344,7 +351,7 @@ impl Metrics {
         create_all(&self.slot_wal_status, STATUS, WAL_STATUSES);
         create_all(&self.slot_invalidated, REASON, INVALIDATIONS);
         create_all(&self.not_ready, REASON, NotReady::CODES);
-        create_all(&self.intake_closed, REASON, IntakeClosed::value_variants().iter().map(|why| why.name()));
+        create_all(&self.intake_closed, REASON, IntakeClosed::value_variants().iter().map(name_of));
         create_all(&self.ignored_messages, OPERATION, Other::value_variants().iter().map(name_of));
         create_all(&self.errors, KIND, Kind::value_variants().iter().map(name_of));
         create_all(&self.failed_attempts, CLASS, CLASSES.into_iter().filter(|class| *class != BEHIND));
@@ -358,12 +365,11 @@ impl Metrics {
         let state = SlotState {
             safe_wal_bytes: one,
             inactive_seconds: Some(1.0),
-            invalidated: Some("wal_removed"),
             active: Some(true),
-            wal_status: Some("reserved"),
             confirmed_lsn: Some(lsn),
             restart_lsn: Some(lsn),
             wal_end: Some(lsn),
+            ..SlotState::default()
         };
         metrics.set_slot(&state);
         metrics.set_parked(one, Some(1.0));
@@ -418,15 +424,19 @@ impl Metrics {
     }
 
     /// Sets what the server shows of the slot. A relay that streams knows the positions better, and keeps its own.
-    pub(crate) fn set_slot(&self, state: &SlotState<'_>) {
-        self.slot_active.set(state.active.map(|active| f64::from(u8::from(active))));
+    pub(crate) fn set_slot(&self, state: &SlotState) {
+        let active = state.active.filter(|_| state.table_reader_pid.is_none());
+        self.slot_active.set(active.map(|active| f64::from(u8::from(active))));
         for status in WAL_STATUSES {
-            self.slot_wal_status.get_or_create(&[(STATUS, status)]).set((state.wal_status == Some(status)).into());
+            self.slot_wal_status
+                .get_or_create(&[(STATUS, status)])
+                .set((state.wal_status.as_deref() == Some(status)).into());
         }
         self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
         self.slot_inactive_seconds.set(state.inactive_seconds);
         for reason in INVALIDATIONS {
-            self.slot_invalidated.get_or_create(&[(REASON, reason)]).set((state.invalidated == Some(reason)).into());
+            let is_it = state.invalidation_reason.as_deref() == Some(reason);
+            self.slot_invalidated.get_or_create(&[(REASON, reason)]).set(is_it.into());
         }
         if !self.is_streaming() {
             self.confirmed_lsn.set(state.confirmed_lsn.unwrap_or_default());
@@ -547,7 +557,7 @@ impl Metrics {
     /// Sets the reason for which intake is closed; `None` if it is open.
     pub(crate) fn intake_closed(&self, why: Option<IntakeClosed>) {
         for reason in IntakeClosed::value_variants() {
-            self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(*reason)));
+            self.intake_closed.get_or_create(&[(REASON, name_of(reason))]).set(i64::from(why == Some(*reason)));
         }
     }
 
@@ -606,7 +616,7 @@ fn micros_to_seconds(micros: i64) -> f64 {
     micros as f64 / 1e6
 }
 
-fn name_of(value: &impl ValueEnum) -> String {
+pub(super) fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
@@ -688,7 +698,8 @@ mod tests {
     #[test]
     fn an_exporter_exposes_the_slot_and_the_process_and_nothing_of_a_relay() {
         let metrics = Metrics::of_slot();
-        metrics.set_slot(&SlotState { active: Some(false), wal_status: Some("extended"), ..SlotState::default() });
+        let known = SlotState { active: Some(false), wal_status: Some("extended".to_owned()), ..SlotState::default() };
+        metrics.set_slot(&known);
         metrics.connection(Side::Postgres, true);
         metrics.set_rows(RowState::Unpublished, "public.mail", Some(7));
         metrics.set_rows(RowState::Failed, "public.mail", Some(7));

@@ -21,6 +21,7 @@ use clap::ValueEnum;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
+use metrics::name_of;
 use otel::span::Spans;
 pub(crate) use page::Page;
 use tokio::sync::watch;
@@ -49,58 +50,48 @@ impl Side {
     }
 }
 
-/// The reason for which intake is closed, in the order of their precedence.
+/// The reason for which intake is closed, in the order of their precedence, with its words for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum IntakeClosed {
     /// The tail of a topic has to be read first: it shows whether the event was published before a crash.
+    #[value(help = "the relay reads the end of a topic, to find events published before a crash")]
     TopicTail,
     /// An isolated record is in flight, or the next record is to be isolated.
+    #[value(help = "the relay sends one record alone, because the broker may reject it")]
     IsolatedRecord,
     /// librdkafka's queue is full, or holds the record back.
+    #[value(help = "the queue of the Kafka client is full")]
     QueueFull,
     /// A dead letter that was refused before is in flight.
+    #[value(help = "the relay tries a dead letter again")]
     DeadLetter,
     /// As many events as `kafka.max_in_flight_events` allows are in flight.
+    #[value(help = "kafka.max_in_flight_events is reached")]
     InFlightEvents,
     /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
+    #[value(help = "kafka.max_in_flight_bytes is reached")]
     InFlightBytes,
     /// As many delivered events as may be in flight are still to be marked, deleted or parked.
+    #[value(help = "the relay marks, deletes or parks rows first")]
     WriteBack,
     /// As many bytes of events as may be in flight are still to be written to `walrelay.parked`.
+    #[value(help = "parked events wait for the write to walrelay.parked")]
     ParkedBytes,
     /// The Kafka transaction is full or old enough; its acks and its commit are outstanding.
+    #[value(help = "a Kafka transaction commits")]
     Transaction,
 }
 
 impl IntakeClosed {
-    /// The label's value.
-    pub const fn name(self) -> &'static str {
-        match self {
-            IntakeClosed::TopicTail => "topic_tail",
-            IntakeClosed::IsolatedRecord => "isolated_record",
-            IntakeClosed::QueueFull => "queue_full",
-            IntakeClosed::DeadLetter => "dead_letter",
-            IntakeClosed::InFlightEvents => "in_flight_events",
-            IntakeClosed::InFlightBytes => "in_flight_bytes",
-            IntakeClosed::WriteBack => "write_back",
-            IntakeClosed::ParkedBytes => "parked_bytes",
-            IntakeClosed::Transaction => "transaction",
-        }
+    /// The sample of `/metrics` that is 1 while this is the reason.
+    pub(crate) fn sample(self) -> String {
+        format!("walrelay_intake_closed{{reason=\"{}\"}}", name_of(&self))
     }
 
     /// The reason for people.
-    pub(crate) const fn words(self) -> &'static str {
-        match self {
-            IntakeClosed::TopicTail => "the relay reads the end of a topic, to find events published before a crash",
-            IntakeClosed::IsolatedRecord => "the relay sends one record alone, because the broker may reject it",
-            IntakeClosed::QueueFull => "the queue of the Kafka client is full",
-            IntakeClosed::DeadLetter => "the relay tries a dead letter again",
-            IntakeClosed::InFlightEvents => "kafka.max_in_flight_events is reached",
-            IntakeClosed::InFlightBytes => "kafka.max_in_flight_bytes is reached",
-            IntakeClosed::WriteBack => "the relay marks, deletes or parks rows first",
-            IntakeClosed::ParkedBytes => "parked events wait for the write to walrelay.parked",
-            IntakeClosed::Transaction => "a Kafka transaction commits",
-        }
+    pub(crate) fn words(self) -> String {
+        self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
     }
 }
 

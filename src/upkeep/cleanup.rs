@@ -103,12 +103,15 @@ impl Sweeper {
 
     /// The one row of a statement without a time limit.
     async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
-        let explain = |failed: QueryError| self.explained(doing, &failed);
-        let limit = "set statement_timeout = 0";
-        bounded(doing, ANSWER_TIMEOUT, client.batch_execute(limit)).await.map_err(explain)?;
-        let row = client.query_one(sql, &[]).await.map_err(|error| QueryError::of(doing, &error));
+        self.run(client, doing, "set statement_timeout = 0").await?;
+        let row = client.query_one(sql, &[]).await;
         bound(client).await?;
-        row.map_err(explain)
+        row.map_err(|error| self.explained(doing, &QueryError::of(doing, &error)))
+    }
+
+    async fn run(&self, client: &Client, doing: &str, sql: &str) -> Result<()> {
+        let done = bounded(doing, ANSWER_TIMEOUT, client.batch_execute(sql)).await;
+        done.map_err(|failed| self.explained(doing, &failed))
     }
 
     /// The cause, if the server refused the statement and the session can still be used. Any other failure is an error.
@@ -305,8 +308,7 @@ impl Partition {
         let how = if self.is_detaching { "finalize" } else { "concurrently" };
         let doing = format!("detaching partition {name}");
         let patience = format!("set lock_timeout = {}; set statement_timeout = 0", DETACH_TIMEOUT.as_millis());
-        let patient = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&patience)).await;
-        patient.map_err(|failed| sweeper.explained(&doing, &failed))?;
+        sweeper.run(client, &doing, &patience).await?;
         // Alone in its message: it is refused within a transaction, and two statements of a message are one.
         let detached = client.batch_execute(&format!("alter table {table} detach partition {name} {how}")).await;
         bound(client).await?;
@@ -318,10 +320,8 @@ impl Partition {
         let Some(stays) = self.dropped(client, sweeper, published).await? else { return Ok(Ok(())) };
         let doing = format!("attaching partition {name} again, because {stays}");
         let attach = format!("alter table {table} attach partition {name} {}", self.bounds);
-        match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&attach)).await {
-            Ok(()) => Ok(Err(stays)),
-            Err(failed) => Err(sweeper.explained(&doing, &failed).remedy(format!("{attach};"))),
-        }
+        let attached = sweeper.run(client, &doing, &attach).await;
+        attached.map(|()| Err(stays)).map_err(|error| error.remedy(format!("{attach};")))
     }
 
     /// Drops the detached table, unless it has a row that is not published; returns the reason where it stays.
@@ -346,8 +346,7 @@ impl Partition {
             };
         }
         if stays.is_some() {
-            let rolled_back = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute("rollback")).await;
-            rolled_back.map_err(|failed| sweeper.explained(&doing, &failed))?;
+            sweeper.run(client, &doing, "rollback").await?;
         }
         Ok(stays)
     }

@@ -10,14 +10,14 @@ use plan::{Found, Wanted};
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::config::{self, Common, DAY, duration, flags};
-use crate::cli::output::{Outcome, Output, note, print_report, shell_word};
+use crate::cli::config::{self, Common, DAY, duration};
+use crate::cli::output::{Outcome, Output, note, print_report};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::Mode;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result, both};
+use crate::error::{Error, Kind, NextCommand, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::sql::SqlSession;
 use crate::source::row_key;
@@ -73,7 +73,8 @@ Exit codes:
   15  publication or table do not fit";
 
 /// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
-pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
+/// `complete` adds the typed flags to a suggested command.
+pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = SqlSession::connect(&source.database, "walrelay setup").await?;
@@ -99,7 +100,8 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     let ended = carry_out(args, &session, &source.database, &mut plan).await;
     print_report(args.output, &plan, "")?;
     ended?;
-    let brokers = if settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
+    let run = NextCommand::new("run").option("slot", &source.slot);
+    let run = if settings.get("kafka.brokers").is_some() { run } else { run.option("brokers", "HOST:PORT") };
     // A table that this command created is empty.
     let has_rows = found.outboxes.iter().any(|outbox| outbox.table.is_some());
     let again = if has_rows && plan.steps.iter().any(|step| step.how == How::Watched) {
@@ -108,7 +110,7 @@ pub(crate) async fn setup(args: &SetupArgs) -> Outcome {
     } else {
         ""
     };
-    args.output.say(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
+    args.output.say(format_args!("Ready. Next: {}{again}", complete(run)))
 }
 
 async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, plan: &mut Plan) -> Outcome {
@@ -137,21 +139,6 @@ async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, 
         output.say(format_args!("warning: {warning}"))?;
     }
     Ok(())
-}
-
-/// The flags of this `setup` that its `run` needs, too. `run` reads environment and file by itself.
-fn repeated(args: &SetupArgs) -> String {
-    let typed = flags(args);
-    let setting = |key: &str| typed.get(key).map(String::as_str);
-    let config = args.common.file.config.as_ref().map(|path| path.display().to_string());
-    let flags = [
-        ("config", config.as_deref()),
-        ("table", setting("outbox.table")),
-        ("publication", setting("slot.publication")),
-        ("mode", setting("slot.mode")),
-    ];
-    let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(value?))));
-    given.collect()
 }
 
 const WAITS: &str = include_str!("../../../sql/waits.sql");

@@ -64,8 +64,7 @@ fn stand_bys(pids: &[i32]) -> String {
 
 /// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
 fn way(now: &Snapshot) -> Markup {
-    let sample = |reason: &IntakeClosed| format!("walrelay_intake_closed{{reason=\"{}\"}}", reason.name());
-    let closed = IntakeClosed::value_variants().iter().find(|reason| now.figures.get(&sample(reason)) == Some(1.0));
+    let closed = IntakeClosed::value_variants().iter().find(|why| now.figures.get(&why.sample()) == Some(1.0));
     html! {
         div .card {
             h2 { "Postgres slot" }
