@@ -27,7 +27,7 @@ use rdkafka::util::get_rdkafka_version;
 use serde::Deserialize;
 
 use super::process::Process;
-use super::{IntakeClosed, NotReady, Side};
+use super::{IntakeClosed, NotReady, Side, name_of};
 use crate::clock::now_us;
 use crate::config::SourceConfig;
 use crate::decode::Other;
@@ -614,10 +614,6 @@ impl Default for Metrics {
 
 fn micros_to_seconds(micros: i64) -> f64 {
     micros as f64 / 1e6
-}
-
-pub(super) fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ use clap::ValueEnum;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
-use metrics::name_of;
 use otel::span::Spans;
 pub(crate) use page::Page;
 use tokio::sync::watch;
@@ -93,6 +92,11 @@ impl IntakeClosed {
     pub(crate) fn words(self) -> String {
         self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
     }
+}
+
+/// The name of a variant, as the command line has it.
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// The events of a topic. A new producer counts from 0.

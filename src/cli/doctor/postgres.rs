@@ -47,12 +47,9 @@ pub(super) struct Place {
 pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
     let mut seen = Seen::default();
     // Without columns, a template names its topic.
-    for outbox in &config.outboxes {
-        let topic = &outbox.route.topic;
-        if topic.columns().next().is_none() {
-            seen.topics.insert(topic.source().to_owned(), None);
-        }
-    }
+    let templates =
+        config.outboxes.iter().map(|outbox| &outbox.route.topic).filter(|topic| topic.columns().next().is_none());
+    seen.topics.extend(templates.map(|topic| (topic.source().to_owned(), None)));
     let (source, address) = (&config.source, config.source.database.describe());
     let session = match SqlSession::connect(&source.database, "walrelay doctor").await {
         Ok(session) => session,
@@ -92,26 +89,22 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
             }
         }
     }
-    match ClockDifference::read(&session).await {
-        Ok(difference) => match difference.fault() {
-            None => report.ok("clock", "", difference),
-            Some(fault) => report.risk("clock", "", &fault),
-        },
-        Err(error) => report.wrong("clock", "", &error),
-    }
-    let tables = named.outboxes.iter().filter(|outbox| outbox.source.table().is_some()).zip(&facts.catalogs);
-    let (there, missing): (Vec<_>, Vec<_>) = tables.partition(|(outbox, catalog)| readable(catalog, outbox));
-    // Of a table or column that is missing, the check of the table has told where the relay streams.
-    for (outbox, _) in there.iter().chain(missing.iter().filter(|_| polls.is_some())) {
-        recovery(report, &session, &named, outbox, polls.is_some()).await;
-    }
-    for (outbox, _) in there {
-        let Some(name) = outbox.source.table() else { continue };
+    clock(report, &session).await;
+    let mut upkeep_is_open = has_row_keys;
+    let tables = named.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)));
+    for ((outbox, name), catalog) in tables.zip(&facts.catalogs) {
+        let is_readable = readable(catalog, outbox);
+        upkeep_is_open &= is_readable;
+        // Where the relay streams, the check of the table has told what is missing.
+        if is_readable || polls.is_some() {
+            recovery(report, &session, &named, outbox, polls.is_some()).await;
+        }
         let Ok(Some(table)) = Table::read(session.client(), name).await else { continue };
-        let sampled = Sampled { outbox, name, table: &table };
-        rows(report, &session, &sampled, &mut seen).await;
+        if is_readable {
+            rows(report, &session, &Sampled { outbox, name, table: &table }, &mut seen).await;
+        }
     }
-    if missing.is_empty() && has_row_keys {
+    if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
         report.judged("upkeep", "", upkeep(&session, &named).await, fits);
     }
@@ -161,6 +154,16 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         report.warning("wal-retention", &source.slot, news, Some(fix));
+    }
+}
+
+async fn clock(report: &mut Report<'_>, session: &SqlSession) {
+    match ClockDifference::read(session).await {
+        Ok(difference) => match difference.fault() {
+            None => report.ok("clock", "", difference),
+            Some(fault) => report.risk("clock", "", &fault),
+        },
+        Err(error) => report.wrong("clock", "", &error),
     }
 }
 
