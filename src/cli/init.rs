@@ -54,7 +54,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let session = SqlSession::connect(&database, "walrelay config init").await?;
     if settings.get("outbox.table").is_none() {
         let error = Error::new(Kind::Config, "no table is named");
-        return Err(error.remedy(name_one(&candidates(&session).await?)).into());
+        return Err(error.remedy(name_one(&session).await?).into());
     }
     // Older servers cannot answer.
     judge_version(&preflight::server(session.client()).await?)?;
@@ -63,7 +63,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
         None => {
             let cause = format!("there is no table {wanted} in database {}", database.database);
             let error = Error::new(Kind::Publication, cause);
-            return Err(error.remedy(name_one(&candidates(&session).await?)).into());
+            return Err(error.remedy(name_one(&session).await?).into());
         }
     };
     fit(&wanted, &found)?;
@@ -91,12 +91,6 @@ fn refusal<T>(command: &str, judged: Result<T>) -> Option<String> {
     Some(format!("`walrelay {command}` will refuse the table: {}", plan::with_remedy(&error)))
 }
 
-/// Up to ten tables that may be outboxes, likely ones first.
-async fn candidates(session: &SqlSession) -> Result<Vec<String>> {
-    let rows = session.rows("looking for tables", TABLES, &[]).await?;
-    rows.iter().map(|row| column(row, "name")).collect()
-}
-
 fn known(settings: &Settings) -> Result<Known> {
     let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
     let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));
@@ -111,12 +105,15 @@ fn known(settings: &Settings) -> Result<Known> {
     })
 }
 
-fn name_one(candidates: &[String]) -> String {
-    if candidates.is_empty() {
-        return "name the outbox table with --table; this database has no table".to_owned();
-    }
-    let names: Vec<_> = candidates.iter().map(|name| shell_word(name)).collect();
-    format!("name the outbox table with --table, such as {}", names.join(", "))
+/// The remedy that names up to ten tables that may be outboxes, likely ones first.
+async fn name_one(session: &SqlSession) -> Result<String> {
+    let rows = session.rows("looking for tables", TABLES, &[]).await?;
+    let names = rows.iter().map(|row| Ok(shell_word(&column::<String>(row, "name")?)));
+    let names = names.collect::<Result<Vec<_>>>()?.join(", ");
+    Ok(match names.as_str() {
+        "" => "name the outbox table with --table; this database has no table".to_owned(),
+        names => format!("name the outbox table with --table, such as {names}"),
+    })
 }
 
 fn fit(name: &TableName, table: &Table) -> Result<()> {

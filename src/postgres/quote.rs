@@ -34,14 +34,13 @@ pub(crate) fn quote_literal(text: &str) -> Result<String> {
     Ok(if quoted.contains('\\') { format!(" E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") })
 }
 
-/// The value of `publication_names` in `START_REPLICATION`: a list of identifiers within a literal.
+/// The value of `publication_names` in `START_REPLICATION`: a list of one identifier within a literal.
 ///
 /// The server parses the literal and then splits the list of identifiers; it folds names without quotes. The
 /// replication grammar has no escape strings: a backslash in a literal is an ordinary character.
 /// <https://www.postgresql.org/docs/current/protocol-logical-replication.html>
-pub(crate) fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
-    let names: Vec<String> = publications.into_iter().map(quote_ident).collect::<Result<_>>()?;
-    Ok(format!("'{}'", names.join(",").replace('\'', "''")))
+pub(crate) fn publication_literal(publication: &str) -> Result<String> {
+    Ok(format!("'{}'", quote_ident(publication)?.replace('\'', "''")))
 }
 
 fn without_nul(text: &str) -> Result<()> {
@@ -63,12 +62,12 @@ mod tests {
         // Under both settings of standard_conforming_strings.
         assert_eq!(quote_literal(r"a\'b").unwrap(), r" E'a\\''b'");
         // The names of publications are quoted twice.
-        assert_eq!(publication_list_literal([r#"My "Pub,x'"#, r"b\"]).unwrap(), r#"'"My ""Pub,x''","b\"'"#);
+        assert_eq!(publication_literal(r#"My "Pub,x'\"#).unwrap(), r#"'"My ""Pub,x''\"'"#);
     }
 
     #[test]
     fn empty_identifiers_and_nul_characters_are_refused() {
         assert!(quote_ident("").is_err() && quote_ident("a\0").is_err());
-        assert!(quote_literal("a\0").is_err() && publication_list_literal(["a\0"]).is_err());
+        assert!(quote_literal("a\0").is_err() && publication_literal("a\0").is_err());
     }
 }

@@ -11,7 +11,7 @@ use crate::conninfo::{ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{publication_list_literal, quote_ident};
+use crate::postgres::quote::{publication_literal, quote_ident};
 use crate::postgres::session::{Row, Session, StartUp};
 use crate::postgres::sql::in_recovery_error;
 use crate::postgres::tls;
@@ -207,7 +207,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",
             quote_ident(self.slot.as_str())?,
-            publication_list_literal([publication])?,
+            publication_literal(publication)?,
             if self.messages { ", messages 'true'" } else { "" },
         );
         let (stream, inbox) = self.session.copy_both(While::Starting(self.slot.as_str()), &command).await?;

@@ -471,14 +471,9 @@ struct Here {
 /// Errors: [`Kind::PositionMismatch`] for another server, timeline or table, or while rows are still being read; of the
 /// connection.
 pub(crate) async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
-    judge(&here(client).await?, stored, table_oid)
-}
-
-async fn here(client: &Client) -> Result<Here> {
-    const DOING: &str = "asking which server this is";
-    let here: Here = one_json(client, DOING, SERVER, &[]).await?;
+    let here: Here = one_json(client, "asking which server this is", SERVER, &[]).await?;
     let system_identifier = system_identifier(client, here.may_read_control).await?;
-    Ok(Here { system_identifier, ..here })
+    judge(&Here { system_identifier, ..here }, stored, table_oid)
 }
 
 fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
