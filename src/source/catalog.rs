@@ -89,6 +89,8 @@ impl Flags {
     }
 }
 
+/// The part of a table's description that can be read without a lock: reading a column's default, as
+/// [`Table`](crate::postgres::catalog::Table) has it, waits for whoever alters the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct PublishedTable {
     pub oid: u32,
