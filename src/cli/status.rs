@@ -131,7 +131,7 @@ struct Checked {
     session: SqlSession,
     slot: SlotName,
     limits: Limits,
-    /// The address of the relay's metrics, if the configuration has it.
+    /// The address of the relay's metrics, if the configuration has it and the result shows the intake.
     http: Option<SocketAddr>,
 }
 
@@ -140,7 +140,7 @@ impl Checked {
         let settings = config::read(&args.common, &args.common.file)?;
         let ((slot, database), http) = both(both(settings.slot(), settings.database()), settings.http())?;
         let session = SqlSession::connect(&database, "walrelay status").await?;
-        Ok(Checked { session, slot, limits: args.limits, http })
+        Ok(Checked { session, slot, limits: args.limits, http: http.filter(|_| !args.nagios) })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.
