@@ -348,37 +348,19 @@ impl<S: Sink> Publisher<S> {
     }
 
     fn publish_record(&mut self, event: &Event<'_>, mut known: InFlight, record: &Record<'_>) -> Result<()> {
-        let keep = |known, is_isolated, unread_tail| {
-            let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
-            Some(Pending { record, event: known, row, is_isolated, unread_tail })
-        };
         match self.decide(event, &known, record) {
             Decision::Enqueue => match self.enqueue(record, &mut known, false) {
                 Ok(bytes) => {
                     failpoint::reached("enqueued");
                     self.enqueued(bytes, known)
                 }
-                // Which record finished the producer is said with the deliveries.
-                Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
-                    self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
-                    self.pending = keep(known, false, None);
-                    Ok(())
-                }
-                Err(EnqueueError::Refused(error)) => {
-                    if known.id.is_none() || error.kind().disposition() != Disposition::GiveUp {
-                        let Place { commit_lsn, index, .. } = event.place;
-                        let trace_id = trace_of(known.context.as_deref(), record).map(|trace| trace.trace_id());
-                        return Err(of_trace(error.of_row(Shown::of(event.id())), trace_id).of_event(commit_lsn, index));
-                    }
-                    known.parks = self.setup.parks(event);
-                    self.give_up(known, OwnedRecord::of(record), &Verdict::of(error))
+                Err(error) => {
+                    self.counts.queue_full += u64::from(matches!(error, EnqueueError::Full));
+                    self.not_enqueued(self.keep(event, known, record), error)
                 }
             },
             Decision::Keep { is_isolated, unread_tail } => {
-                if is_isolated {
-                    known.parks = self.setup.parks(event);
-                }
-                self.pending = keep(known, is_isolated, unread_tail);
+                self.pending = Some(Pending { is_isolated, unread_tail, ..self.keep(event, known, record) });
                 if unread_tail.is_some() { Ok(()) } else { self.retry_pending() }
             }
             Decision::DeliveredBefore => {
@@ -441,15 +423,7 @@ impl<S: Sink> Publisher<S> {
             }
         }
         pending.unread_tail = None;
-        let Some((Pending { event, row, .. }, error)) = self.offer(pending)? else { return Ok(()) };
-        let InFlight { place, id, .. } = event;
-        let error = error.of_row(row).of_event(place.commit_lsn, place.index);
-        let Some(id) = id.filter(|_| error.kind().disposition() == Disposition::GiveUp) else { return Err(error) };
-        // It is given up when it comes again.
-        Err(match self.quarantine.reject(id, error.clone()) {
-            true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
-            false => dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic),
-        })
+        self.offer(pending)
     }
 
     /// Whether a record is pending.
@@ -457,18 +431,52 @@ impl<S: Sink> Publisher<S> {
         self.pending.is_some()
     }
 
-    /// Offers a record to the sink, and keeps it where there is no room. Gives the record back where the sink refuses it.
-    fn offer(&mut self, mut pending: Pending) -> Result<Option<(Pending, Error)>> {
+    /// The record of this event, which is not enqueued yet.
+    fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
+        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+        let event = InFlight { parks: self.setup.parks(event), ..known };
+        Pending { record, event, row, is_isolated: false, unread_tail: None }
+    }
+
+    /// Offers a record to the sink.
+    fn offer(&mut self, mut pending: Pending) -> Result<()> {
         let Pending { record, event, is_isolated, .. } = &mut pending;
         match record.with_record(|record| self.enqueue(record, event, *is_isolated)) {
             Ok(bytes) => {
-                let Pending { record, event, is_isolated, .. } = pending;
-                self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })?;
+                let Pending { record, mut event, is_isolated, .. } = pending;
+                event.parks.take_if(|_| !is_isolated);
+                self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })
             }
-            Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
-            Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
+            Err(error) => self.not_enqueued(pending, error),
         }
-        Ok(None)
+    }
+
+    /// The sink does not take the record. It stays pending, or its event is given up; a dead letter goes without its value.
+    /// Errors: the sink refuses the record, and such events are not given up (P3), or that was the dead letter.
+    #[cold]
+    fn not_enqueued(&mut self, mut pending: Pending, error: EnqueueError) -> Result<()> {
+        let EnqueueError::Refused(error) = error else {
+            // Which record finished the producer is said with the deliveries.
+            self.pending = Some(pending);
+            return Ok(());
+        };
+        let event = &pending.event;
+        if event.instead.is_some() {
+            let has_value = pending.record.with_record(|record| record.value.is_some());
+            if error.kind() != Kind::RecordTooLarge || !has_value {
+                return Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic));
+            }
+            // A record that is too large for the producer is too large in any topic.
+            pending.record = pending.record.without_value();
+            return self.offer(pending);
+        }
+        if event.id.is_some() && error.kind().disposition() == Disposition::GiveUp {
+            return self.give_up(pending.event, pending.record, &Verdict::of(error));
+        }
+        let Place { commit_lsn, index, .. } = event.place;
+        let trace = pending.record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let trace_id = trace.map(|trace| trace.trace_id());
+        Err(of_trace(error.of_row(pending.row), trace_id).of_event(commit_lsn, index))
     }
 
     /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it counts.
@@ -730,19 +738,7 @@ impl<S: Sink> Publisher<S> {
         let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
         let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };
         let record = if verdict.without_value { letter.without_value() } else { letter };
-        let pending = Pending { record, event, row, is_isolated: false, unread_tail: None };
-        let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
-        let error = if error.kind() == Kind::RecordTooLarge {
-            // A record that is too large for the producer is too large in any topic.
-            let record = pending.record.without_value();
-            match self.offer(Pending { record, ..pending })? {
-                None => return Ok(()),
-                Some((_, error)) => error,
-            }
-        } else {
-            error
-        };
-        Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic))
+        self.offer(Pending { record, event, row, is_isolated: false, unread_tail: None })
     }
 
     // Parked events: those that cannot be delivered yet, and those behind them.

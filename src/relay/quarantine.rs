@@ -91,19 +91,25 @@ impl Refused {
     }
 }
 
+/// An event that is given up when it comes, and when it comes again.
+#[derive(Debug, Clone)]
+struct Rejected {
+    verdict: Verdict,
+    /// None until it was given up. Whether its dead letter is sent again: with nothing behind it.
+    again: Option<bool>,
+}
+
 /// See the module's documentation.
 #[derive(Debug, Clone, Default)]
 pub struct Quarantine {
     suspects: HashSet<EventId>,
-    rejected: HashMap<EventId, Verdict>,
+    rejected: HashMap<EventId, Rejected>,
     refusals: HashMap<String, Vec<Refused>>,
     /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
     looking: bool,
     pub(super) in_vain: u64,
     /// How often something was learned of events.
     learned: u64,
-    /// Events that were given up and may come again, and whether a dead letter is sent again: with nothing behind it.
-    given_up: HashMap<EventId, bool>,
     /// Topics that refuse whatever is sent to them.
     pub topics: Topics,
 }
@@ -121,7 +127,6 @@ impl Quarantine {
         if self.suspects.len() + self.rejected.len() > EVENTS_MAX {
             self.suspects.clear();
             self.rejected.clear();
-            self.given_up.clear();
         }
     }
 
@@ -132,7 +137,7 @@ impl Quarantine {
 
     /// Why this event is given up, if it is.
     pub fn verdict(&self, id: &EventId) -> Option<&Verdict> {
-        self.rejected.get(id)
+        self.rejected.get(id).map(|rejected| &rejected.verdict)
     }
 
     /// Whether this event has to be in flight alone.
@@ -193,24 +198,23 @@ impl Quarantine {
     /// It was given up, and nothing of it is in flight.
     pub(crate) fn forget(&mut self, id: &EventId) {
         self.rejected.remove(id);
-        self.given_up.remove(id);
     }
 
     /// The broker refused this one, which finished the producer; `isolated`, where nothing else was in flight. Whether it is
     /// known from now on what to do when the event comes again.
     pub fn refused(&mut self, id: &EventId, isolated: Option<&OwnedRecord>, error: &Error) -> bool {
         self.learned += 1;
-        if let Some(verdict) = self.rejected.get_mut(id) {
+        if let Some(Rejected { verdict, again }) = self.rejected.get_mut(id) {
             // That was its dead letter. Only its size is a reason to send less of it, and others in its batch may be why.
             if error.kind() != Kind::RecordTooLarge || verdict.without_value {
                 return false;
             }
-            verdict.without_value = self.given_up.get(id).is_some_and(|again| *again);
+            verdict.without_value = *again == Some(true);
             return true;
         }
         if let Some(record) = isolated {
             self.suspects.remove(id);
-            self.rejected.insert(id.clone(), Verdict::of(error.clone()));
+            self.rejected.insert(id.clone(), Rejected { verdict: Verdict::of(error.clone()), again: None });
             self.note_refusal(record, error);
         } else {
             self.looking |= error.kind() == Kind::RecordTooLarge;
@@ -219,28 +223,18 @@ impl Quarantine {
         true
     }
 
-    /// It cannot be taken; said twice, its dead letter cannot. Whether it is known from now on what to do when it comes again.
-    pub(crate) fn reject(&mut self, id: EventId, error: Error) -> bool {
-        self.learned += 1;
-        match self.rejected.get_mut(&id) {
-            Some(verdict) if verdict.without_value || error.kind() != Kind::RecordTooLarge => return false,
-            Some(verdict) => verdict.without_value = true,
-            None => self.rejected.extend([(id, Verdict::of(error))]),
-        }
-        true
-    }
-
     /// The next refusal is of a record that was sent with others.
     pub(crate) fn with_others(&mut self) {
-        self.given_up.values_mut().for_each(|again| *again = false);
+        self.rejected.values_mut().for_each(|rejected| rejected.again = rejected.again.map(|_| false));
     }
 
     /// It is given up for this reason, and again where it comes again: what is refused of it from now on is its dead letter.
     /// Whether it was before, and is not delivered or skipped for good.
     pub(crate) fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
-        self.rejected.entry(id.clone()).or_insert_with(|| verdict.clone());
-        let again = self.given_up.contains_key(id);
-        self.given_up.insert(id.clone(), again);
+        let new = || Rejected { verdict: verdict.clone(), again: None };
+        let rejected = self.rejected.entry(id.clone()).or_insert_with(new);
+        let again = rejected.again.is_some();
+        rejected.again = Some(again);
         again
     }
 }
@@ -434,12 +428,11 @@ mod tests {
     #[test]
     fn a_dead_letter_that_is_too_large_without_others_goes_without_its_value_and_then_not_at_all() {
         let mut quarantine = Quarantine::default();
-        quarantine.reject(row(1), error("large"));
         quarantine.give_up(&row(1), &Verdict::of(error("large")));
-        assert!(!quarantine.refused(&row(1), None, &error("invalid")) && !quarantine.reject(row(1), error("invalid")));
+        assert!(!quarantine.refused(&row(1), None, &error("invalid")));
         assert!(!quarantine.verdict(&row(1)).unwrap().without_value, "only its size is a reason");
         quarantine = Quarantine::default();
-        quarantine.reject(row(1), error("large"));
+        assert!(quarantine.refused(&row(1), Some(&record(20)), &error("large")));
         // With what may be sent behind it, with what was refused too, alone, and without its value.
         let tries = [(false, true, false), (true, true, false), (false, true, true), (false, false, true)];
         for (with_others, is_known, without_value) in tries {
@@ -488,7 +481,7 @@ mod tests {
     fn another_event_of_the_same_id_is_judged_by_itself() {
         let at = |commit_lsn, index| EventId { at: Some((Lsn::new(commit_lsn), index)), ..row(7) };
         let mut quarantine = Quarantine::default();
-        quarantine.reject(at(100, 0), error("large"));
+        assert!(quarantine.refused(&at(100, 0), Some(&record(20)), &error("large")));
         assert!(quarantine.refused(&at(200, 3), None, &error("with another")));
         quarantine.begin();
         assert!(quarantine.verdict(&at(100, 0)).is_some() && suspect(&quarantine, at(200, 3)));
