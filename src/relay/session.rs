@@ -37,7 +37,7 @@ use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::{ParkedRef, none_left_behind, still_none_left_behind};
+use crate::upkeep::parked::{ParkedRef, none_left_behind};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -67,18 +67,16 @@ pub(super) enum Opened {
 
 impl Session {
     /// Looks, connects, owns the slot, and finds out where to continue. Without a producer the session gets one of its own.
-    /// `polls_instead` is why the table is to be polled for a while, although there may be a slot.
     pub(super) async fn open(
         config: &Config,
         producer: Option<SinkHandle>,
-        polls_instead: Option<&str>,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
         let sql = connect(config).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
-        if let Some(why) = table_instead(config, &facts, polls_instead)? {
+        if let Some(why) = table_instead(config, &facts)? {
             return Ok(Opened::Table(why));
         }
         let (warnings, vanished) =
@@ -211,12 +209,11 @@ impl Owned<'_> {
             store.store(&identity).await?;
         }
         // Before the slot was ours, another relay could still park events.
+        let of = config.clone();
+        control.ask(async move |session| Ok(none_left_behind(session.client(), &of).await)).await??;
         let waiting = match marker {
-            Some(marker) => {
-                marker.none_left_behind(config).await?;
-                marker.waiting().await?
-            }
-            None => still_none_left_behind(config).await.map(|()| Vec::new())?,
+            Some(marker) => marker.waiting().await?,
+            None => Vec::new(),
         };
         let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
         Ok(Some(Start { store: Some(store), sink, identity, wal_end: now.wal_end, waiting, had_whole_table }))
@@ -417,9 +414,9 @@ pub(crate) fn polls_because(source: &SourceConfig, facts: &Facts) -> Option<Stri
     }
 }
 
-/// Why the table has to be read first, or `instead`, as far as server and slot tell.
-fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
-    if let Some(why) = instead.map(str::to_owned).or_else(|| polls_because(&config.source, facts)) {
+/// Why the table has to be read first, or instead, as far as server and slot tell.
+fn table_instead(config: &Config, facts: &Facts) -> Result<Option<TableReason>> {
+    if let Some(why) = polls_because(&config.source, facts) {
         return Ok(Some(TableReason::Poll(why)));
     }
     if needs_slot(facts) {

@@ -52,11 +52,9 @@ pub(super) struct Relay {
     served: Option<ServerIdentity>,
     /// Warnings that were logged: each once, not at each try.
     warned: HashSet<String>,
-    /// Why the table is polled for a while, although there may be a slot.
-    polls_instead: Option<String>,
+    /// Why the table is read next, although there may be a slot.
+    table_instead: Option<TableReason>,
     pub(super) known: Known,
-    /// Rows that somebody set to pending again.
-    asked: Vec<RowId>,
     /// Whether the last session confirmed to Postgres all that may be confirmed.
     told: bool,
     /// Of the last stream of this process.
@@ -84,8 +82,7 @@ impl Relay {
             warned: HashSet::new(),
             told: true,
             walsender_pid: None,
-            polls_instead: None,
-            asked: Vec::new(),
+            table_instead: None,
             known: Known::default(),
             config,
             telemetry,
@@ -101,9 +98,9 @@ impl Relay {
                 // The next session is of another kind.
                 Ok(next) => {
                     match next {
-                        Ended::Asked(rows) => self.asked = rows,
+                        Ended::Asked(rows) => self.table_instead = Some(TableReason::Asked(rows)),
                         Ended::OverBudget => self.give_up().await,
-                        Ended::Held(why) => self.polls_instead = Some(why),
+                        Ended::Held(why) => self.table_instead = Some(TableReason::Poll(why)),
                         Ended::Again | Ended::Stopped | Ended::ServerShutDown => {}
                     }
                     continue;
@@ -160,10 +157,6 @@ impl Relay {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             named = self.name_rows() => named?,
         }
-        if !self.asked.is_empty() {
-            let asked = std::mem::take(&mut self.asked);
-            return Box::pin(self.at_table(TableReason::Asked(asked), stop)).await;
-        }
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             opened = self.open() => opened?,
@@ -183,8 +176,10 @@ impl Relay {
         let missing = self.producer.missing(&self.config, &needed, CHECK_TIMEOUT).await?;
         let mut warn = warn_once(&mut self.warned, &source.slot);
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
-        let (producer, instead) = (self.producer.handle(), self.polls_instead.as_deref());
-        Box::pin(Session::open(&self.config, producer, instead, &self.known, &mut warn)).await
+        if let Some(why) = &self.table_instead {
+            return Ok(Opened::Table(why.clone()));
+        }
+        Box::pin(Session::open(&self.config, self.producer.handle(), &self.known, &mut warn)).await
     }
 
     /// Relays what the slot sends until the connection, the producer or the relay ends.
@@ -243,7 +238,7 @@ impl Relay {
         self.config.outboxes = outboxes;
         if !is_same {
             self.producer.forget_rows(&self.config, &self.telemetry).await;
-            self.asked.clear();
+            self.table_instead.take_if(|why| matches!(why, TableReason::Asked(_)));
         }
         Ok(())
     }
@@ -287,7 +282,8 @@ impl Relay {
             Ok(()) => {
                 tracing::warn!(event = "slot_dropped", slot = %source.slot,
                     "the slot is dropped; the relay creates it again after it has read the table");
-                self.polls_instead = Some("the slot retained more WAL than its limit".to_owned());
+                let why = "the slot retained more WAL than its limit".to_owned();
+                self.table_instead = Some(TableReason::Poll(why));
             }
             Err(error) => tracing::warn!(event = "slot_drop_failed", slot = %source.slot, %error,
                 "the slot could not be dropped"),
@@ -306,7 +302,7 @@ impl Relay {
         };
         if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
             // The relay that has it decides.
-            self.polls_instead = None;
+            self.table_instead = None;
         }
         let mut lease = lease?;
         if let Some(sink) = lease.sink.take() {
@@ -346,7 +342,7 @@ impl Relay {
         }
         if ended.is_ok() {
             self.producer.inside.clear();
-            self.polls_instead = None;
+            self.table_instead = None;
         }
         if ended.is_ok() || began.elapsed() > LASTED {
             self.outage.is_over();

@@ -21,7 +21,7 @@ use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::parked::{
     AggregateHead, DOING, DROPPED, FailedAgain, Failure, INDEX, Limit, ParkedEvent, ParkedRef, ParkedRow, ParkedTable,
-    Parking, none_left_behind,
+    Parking,
 };
 use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
@@ -321,11 +321,6 @@ impl Marker {
     pub async fn answers(&self) -> Result<()> {
         let (_turn, client) = self.client().await?;
         Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
-    }
-
-    pub(crate) async fn none_left_behind(&self, config: &Config) -> Result<()> {
-        let (_turn, client) = self.client().await?;
-        none_left_behind(client, config).await
     }
 
     /// The session, without an open transaction, for as long as the guard is held.

@@ -17,7 +17,6 @@ use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
 use crate::postgres::query::{OwnTable, QueryError, bounded, role};
 use crate::postgres::quote::quote_literal;
-use crate::postgres::sql::SqlSession;
 use crate::template::{ColumnType, Values as _};
 use crate::upkeep::ANSWER_TIMEOUT;
 
@@ -482,13 +481,6 @@ pub(crate) async fn none_left_behind(client: &Client, config: &Config) -> Result
         // The session that opens the table says what to do, and checks again.
         (_, true) => Ok(()),
     }
-}
-
-/// As [`none_left_behind`], through a session of its own.
-pub(crate) async fn still_none_left_behind(config: &Config) -> Result<()> {
-    let session =
-        SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
-    none_left_behind(session.client(), config).await
 }
 
 /// Whether there is a table of parked events that this role may read.
