@@ -53,7 +53,7 @@ pub(super) enum Done {
     Tail(String, Option<Tail>, Result<()>),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Task {
     Store,
     Look,
@@ -64,30 +64,18 @@ enum Task {
     ReadTail,
 }
 
-/// The running jobs, and when the next of each kind is due.
 pub(super) struct Jobs {
     running: Vec<(Task, Job<Done>)>,
-    next_watch: Instant,
-    next_pair: Instant,
+    /// When the next of a kind is due, where that is not at once.
+    next: HashMap<Task, Instant>,
     /// Events acked when the last snapshot was taken.
     pub(super) paired_at: u64,
-    /// A table was described: the catalogs are to be looked at soon.
-    pub(super) look_asked: bool,
-    next_look: Instant,
-    next_measure: Instant,
 }
 
 impl Jobs {
     pub(super) fn new(now: Instant) -> Self {
-        Jobs {
-            running: Vec::new(),
-            next_watch: now,
-            next_pair: now,
-            paired_at: u64::MAX,
-            look_asked: false,
-            next_look: now + LOOK_INTERVAL,
-            next_measure: now,
-        }
+        let next = HashMap::from([(Task::Look, now + LOOK_INTERVAL)]);
+        Jobs { running: Vec::new(), next, paired_at: u64::MAX }
     }
 
     fn begin(&mut self, task: Task, job: impl Future<Output = Done> + Send + 'static) {
@@ -97,6 +85,11 @@ impl Jobs {
 
     fn is_running(&self, task: Task) -> bool {
         self.running.iter().any(|(running, _)| *running == task)
+    }
+
+    /// Whether one of this kind is due, and none is running.
+    fn is_due(&self, task: Task, now: Instant) -> bool {
+        self.next.get(&task).is_none_or(|next| *next <= now) && !self.is_running(task)
     }
 
     /// Waits for the next end. Safe to cancel; without a job, for ever.
@@ -120,12 +113,12 @@ impl Jobs {
 
     /// Begins the looks and measurements that are due. Says whether a look was begun.
     pub(super) fn begin_due(&mut self, session: &Session, now: Instant) -> bool {
-        if self.next_measure <= now && !self.is_running(Task::Measure) {
-            self.next_measure = now + MEASURE_INTERVAL;
+        if self.is_due(Task::Measure, now) {
+            self.next.insert(Task::Measure, now + MEASURE_INTERVAL);
             let control = session.control.clone();
             self.begin(Task::Measure, async move { Done::Measured(control.wal_position().await) });
         }
-        let due = (self.look_asked || self.next_look <= now) && !self.is_looking();
+        let due = self.is_due(Task::Look, now);
         if due {
             self.begin_look(session, None, now);
         }
@@ -134,16 +127,15 @@ impl Jobs {
 
     /// Begins a look, after which `then_store` is to be stored if all is well.
     pub(super) fn begin_look(&mut self, session: &Session, then_store: Option<Position>, now: Instant) {
-        self.look_asked = false;
-        self.next_look = now + LOOK_INTERVAL;
+        self.next.insert(Task::Look, now + LOOK_INTERVAL);
         let (control, before) = (session.control.clone(), session.fingerprints.clone());
         self.begin(Task::Look, async move { Done::Looked(control.check_catalog(before).await, then_store) });
     }
 
     /// Takes a snapshot where one is due, none is under way, and events were `acked` since the last.
     pub(super) fn begin_pair(&mut self, session: &Session, acked: u64, now: Instant) {
-        if self.next_pair <= now && self.paired_at != acked && !self.is_running(Task::Pair) {
-            self.next_pair = now + PAIR_INTERVAL;
+        if self.paired_at != acked && self.is_due(Task::Pair, now) {
+            self.next.insert(Task::Pair, now + PAIR_INTERVAL);
             let control = session.control.clone();
             self.begin(Task::Pair, async move { Done::Paired(control.take_pair().await) });
         }
@@ -151,8 +143,8 @@ impl Jobs {
 
     /// Looks for pending rows where that is due; everything up to `settled` is delivered and marked.
     pub(super) fn begin_watch(&mut self, session: &Session, settled: Position, every: Duration, now: Instant) {
-        if self.next_watch <= now && !self.is_running(Task::FindPending) {
-            self.next_watch = now + every;
+        if self.is_due(Task::FindPending, now) {
+            self.next.insert(Task::FindPending, now + every);
             let control = session.control.clone();
             self.begin(Task::FindPending, async move { Done::Pending(control.look_pending().await, settled) });
         }
@@ -160,7 +152,7 @@ impl Jobs {
 
     /// Looks for pending rows not before a while.
     pub(super) fn put_off_watch(&mut self, now: Instant) {
-        self.next_watch = now + WATCH_PAUSE;
+        self.next.insert(Task::FindPending, now + WATCH_PAUSE);
     }
 
     /// Looks whether the row of a delivered event is in its table.
@@ -197,8 +189,14 @@ impl Jobs {
         }
     }
 
-    pub(super) fn wake_at(&self) -> Instant {
-        self.next_look.min(self.next_measure)
+    /// The catalogs are to be looked at now, or after the look that is under way.
+    pub(super) fn look_soon(&mut self) {
+        self.next.insert(Task::Look, Instant::now());
+    }
+
+    /// When the next look or measurement is due.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        [Task::Look, Task::Measure].iter().filter_map(|task| self.next.get(task)).min().copied()
     }
 }
 

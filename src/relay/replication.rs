@@ -181,7 +181,7 @@ impl ReplicationLoop<'_> {
                     *noticed = None;
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     if self.pipeline.data(wal_start, body)? == Taken::Relation {
-                        self.jobs.look_asked = true;
+                        self.jobs.look_soon();
                     }
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
@@ -289,8 +289,9 @@ impl ReplicationLoop<'_> {
         let store = self.pipeline.wake_at().map(|since| (self.shared.epoch + since).max(soon));
         let retry = self.pipeline.publisher.is_pending().then_some(soon);
         let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
-        let due = feedback.min(self.shared.next_report).min(self.jobs.wake_at().max(soon));
-        [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
+        let jobs = self.jobs.wake_at().map(|next| next.max(soon));
+        let due = feedback.min(self.shared.next_report);
+        [store, retry, leave, jobs].into_iter().flatten().fold(due, Instant::min)
     }
 
     async fn handle(&mut self, input: Input) -> Result<()> {
