@@ -14,6 +14,7 @@ use crate::event::{Ignored, RowId};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::position::{Lsn, Position};
+use crate::postgres::sql;
 use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
@@ -25,7 +26,7 @@ use crate::relay::store::Known;
 use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::catalog::{Fingerprint, compare, notice};
-use crate::source::control::{ControlEnd, PendingRow, WalPosition};
+use crate::source::control::{PendingRow, WalPosition};
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::health::HELD_BACK;
 
@@ -296,7 +297,7 @@ impl ReplicationLoop<'_> {
 
     async fn handle(&mut self, input: Input) -> Result<()> {
         match input {
-            Input::Shared(SharedInput::Control(ControlEnd::ServerShuttingDown)) => {
+            Input::Shared(SharedInput::Control(sql::Ended::Shutdown(_))) => {
                 tracing::info!(
                     event = "postgres_shutting_down",
                     "Postgres is shutting down: waiting for acks, then closing the stream"

@@ -527,7 +527,7 @@ async fn keep_alive<T>(
         tokio::select! {
             biased;
             done = &mut work => return done,
-            end = control.closed() => return Err(end.into()),
+            end = control.closed() => return Err(end.error().clone()),
             _ = tick.tick() => {
                 // Nothing is confirmed before it is known where delivery goes on.
                 stream.queue_status(Status { received: Lsn::ZERO, confirmed: Lsn::ZERO, reply_requested: false });

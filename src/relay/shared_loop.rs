@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
+use crate::postgres::sql;
 use crate::relay::batches::Batches;
 use crate::relay::parked_index::RetryReport;
 use crate::relay::publisher::{Counts, Publisher};
@@ -34,7 +35,7 @@ use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, Connection};
-use crate::source::control::{Control, ControlEnd, OldTransaction};
+use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::stalled_fix;
 use crate::telemetry::{Flow, Side, Telemetry};
 use crate::upkeep::Marker;
@@ -88,7 +89,7 @@ pub(super) enum SharedInput {
     Deliveries,
     WrittenBack(Result<()>),
     Retried(RetryReport),
-    Control(ControlEnd),
+    Control(sql::Ended),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
     Kafka(Result<Connection>),
 }
@@ -96,7 +97,7 @@ pub(super) enum SharedInput {
 pub(super) struct SharedLoop<'a> {
     pub(super) process: Process<'a>,
     /// The session that holds the slot's or the table's lease.
-    pub(super) control: Fuse<Job<ControlEnd>>,
+    pub(super) control: Fuse<Job<sql::Ended>>,
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
     writing_back: Fuse<Job<Result<()>>>,
@@ -183,7 +184,7 @@ impl<'a> SharedLoop<'a> {
                 failpoint::reached("marked");
             }
             SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
-            SharedInput::Control(end) => return Err(end.into()),
+            SharedInput::Control(end) => return Err(end.error().clone()),
             SharedInput::Kafka(connection) => {
                 let fault = match connection? {
                     Connection::Up => None,

@@ -426,7 +426,7 @@ impl Work<'_> {
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain) => Ok(true),
-            end = &mut self.reading.shared.control => Err(end.into()),
+            end = &mut self.reading.shared.control => Err(end.error().clone()),
             () = self.notified.notified() => Ok(false),
             () = tokio::time::sleep(wait) => Ok(false),
         }
@@ -478,7 +478,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = &mut self.reading.shared.control => return Err(end.into()),
+                        end = &mut self.reading.shared.control => return Err(end.error().clone()),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }

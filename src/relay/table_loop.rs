@@ -346,7 +346,7 @@ impl<'a> TableLoop<'a> {
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
-            end = &mut self.shared.control => return Err(end.into()),
+            end = &mut self.shared.control => return Err(end.error().clone()),
             () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.process.shutdown_timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
@@ -394,7 +394,7 @@ impl<'a> TableLoop<'a> {
         }
         tokio::select! {
             biased;
-            end = &mut self.shared.control => Err(end.into()),
+            end = &mut self.shared.control => Err(end.error().clone()),
             () = self.shared.retrying.finish(asked) => Ok(()),
         }
     }

@@ -88,24 +88,6 @@ impl WalPosition {
     }
 }
 
-/// The reason for the end of the control session.
-#[derive(Debug, Clone)]
-pub(crate) enum ControlEnd {
-    /// The server shuts down, restarts after a crash, or terminated this session: drain and reconnect.
-    ServerShuttingDown,
-    /// The connection broke, or a statement got no answer.
-    Lost(Error),
-}
-
-impl From<ControlEnd> for Error {
-    fn from(end: ControlEnd) -> Error {
-        match end {
-            ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-            ControlEnd::Lost(error) => error,
-        }
-    }
-}
-
 /// A handle to the control session; clones share it, and it ends with the last of them.
 ///
 /// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
@@ -118,7 +100,7 @@ struct Shared {
     /// Locked for each statement; none after the end of the session.
     session: Mutex<Option<Arc<SqlSession>>>,
     watched: Arc<Watched>,
-    ended: watch::Sender<Option<ControlEnd>>,
+    ended: watch::Sender<Option<Ended>>,
 }
 
 impl Control {
@@ -134,12 +116,12 @@ impl Control {
         Ok(Control(shared))
     }
 
-    /// Waits for the end of the session. Safe to cancel and to call again.
-    pub(crate) fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
+    /// Waits for the end of the session, which is lost also where a statement got no answer. Safe to cancel and to call again.
+    pub(crate) fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.0.ended.subscribe();
         async move {
             let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
-            end.unwrap_or_else(|| ControlEnd::Lost(gone()))
+            end.unwrap_or_else(|| Ended::Lost(gone()))
         }
     }
 
@@ -255,15 +237,15 @@ impl Shared {
         let mut turn = self.session.lock().await;
         let is_over = self.ended.borrow().is_some();
         let Some(session) = turn.clone().filter(|_| !is_over) else {
-            return Err(self.ended.borrow().clone().map_or_else(gone, Error::from));
+            return Err(self.ended.borrow().as_ref().map_or_else(gone, |end| end.error().clone()));
         };
         let answer = question(Arc::clone(&session)).await;
         let end = match &answer {
             Ok(_) | Err(QueryError::Refused { .. }) => None,
-            Err(QueryError::ShuttingDown(_)) => Some(ControlEnd::ServerShuttingDown),
+            Err(QueryError::ShuttingDown(error)) => Some(Ended::Shutdown(error.clone())),
             // The connection says why it is closed, and better.
             Err(QueryError::Broken(_)) if session.client().is_closed() => None,
-            Err(QueryError::Broken(error)) => Some(ControlEnd::Lost(error.clone())),
+            Err(QueryError::Broken(error)) => Some(Ended::Lost(error.clone())),
         };
         if let Some(end) = end {
             *turn = None;
@@ -273,7 +255,11 @@ impl Shared {
     }
 
     /// Passes `end` to all that wait for the end of the session. Only the first call has an effect.
-    fn end(&self, end: ControlEnd) {
+    fn end(&self, end: Ended) {
+        let end = match end {
+            Ended::Shutdown(_) => Ended::Shutdown(Error::new(Kind::PostgresUnreachable, "Postgres is shutting down")),
+            Ended::Lost(error) => Ended::Lost(error),
+        };
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();
             ended.get_or_insert(end);
@@ -291,7 +277,7 @@ async fn keep_alive(
     control: Weak<Shared>,
     interval: Duration,
     closed: impl Future<Output = Ended>,
-    mut ended: watch::Receiver<Option<ControlEnd>>,
+    mut ended: watch::Receiver<Option<Ended>>,
 ) {
     tokio::pin!(closed);
     loop {
@@ -302,10 +288,8 @@ async fn keep_alive(
             () = tokio::time::sleep(interval) => None,
         };
         let Some(control) = control.upgrade() else { return };
-        match end {
-            Some(Ended::Shutdown(_)) => return control.end(ControlEnd::ServerShuttingDown),
-            Some(Ended::Lost(error)) => return control.end(ControlEnd::Lost(error)),
-            None => {}
+        if let Some(end) = end {
+            return control.end(end);
         }
         // An empty statement: the server answers, and does nothing.
         let ping = |session: Arc<SqlSession>| async move {
