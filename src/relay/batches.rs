@@ -20,10 +20,10 @@ const SEALED_MAX: usize = 32;
 /// Links of one span, as many as OpenTelemetry's own programs send.
 const LINKS_MAX: usize = 128;
 
-/// See the module's documentation.
-#[derive(Debug)]
+/// See the module's documentation. Without a collector there are none.
+#[derive(Debug, Default)]
 pub(super) struct Batches {
-    spans: Spans,
+    spans: Option<Spans>,
     /// The one that events are added to.
     open: Option<Batch>,
     /// The others, oldest first.
@@ -91,16 +91,27 @@ impl Batch {
 }
 
 impl Batches {
-    pub(super) fn new(spans: Spans) -> Batches {
-        Batches { spans, open: None, sealed: VecDeque::new() }
+    /// Where the batches are told of.
+    pub(super) fn tell(&mut self, spans: Option<&Spans>) {
+        self.spans = spans.cloned();
     }
 
-    /// The record of this event was enqueued.
-    pub(super) fn enqueued(&mut self, ticket: Ticket, place: Place, bytes: usize, trace: Option<TraceContext>) {
+    /// The record of this event was enqueued; `trace` gives its trace.
+    #[inline]
+    pub(super) fn enqueued(
+        &mut self,
+        ticket: Ticket,
+        place: Place,
+        bytes: usize,
+        trace: impl FnOnce() -> Option<TraceContext>,
+    ) {
+        if self.spans.is_none() {
+            return;
+        }
         let batch = self.open(ticket, place);
         batch.events += 1;
         batch.bytes += bytes as u64;
-        if let Some(trace) = trace {
+        if let Some(trace) = trace() {
             batch.link(trace);
         }
     }
@@ -117,7 +128,7 @@ impl Batches {
         let is_of = |batch: &&mut Batch| (batch.first..=batch.last).contains(&ticket);
         let found = match self.sealed.iter_mut().chain(&mut self.open).find(is_of) {
             Some(batch) => Some(batch),
-            None => place.map(|place| self.open(ticket, place)),
+            None => place.filter(|_| self.spans.is_some()).map(|place| self.open(ticket, place)),
         };
         if let Some(batch) = found {
             batch.failed += 1;
@@ -152,10 +163,10 @@ impl Batches {
 
     fn end(&mut self, word: &str, is_over: impl Fn(&Batch) -> bool) {
         while self.sealed.front().is_some_and(|batch| batch.is_acked() && is_over(batch))
-            && let Some(mut batch) = self.sealed.pop_front()
+            && let Some((mut batch, spans)) = self.sealed.pop_front().zip(self.spans.as_ref())
         {
             batch.span.events.push(event(word));
-            self.spans.push(batch.ended(self.spans.slot()));
+            spans.push(batch.ended(spans.slot()));
         }
     }
 }
@@ -163,9 +174,10 @@ impl Batches {
 impl Drop for Batches {
     fn drop(&mut self) {
         const CAUSE: &str = "the producer ended before this was confirmed; events that are not stored are sent again";
+        let Some(spans) = &self.spans else { return };
         for mut batch in self.sealed.drain(..).chain(self.open.take()) {
             batch.span.status.get_or_insert_with(|| failure(CAUSE.to_owned()));
-            self.spans.push(batch.ended(self.spans.slot()));
+            spans.push(batch.ended(spans.slot()));
         }
     }
 }
@@ -182,12 +194,14 @@ mod tests {
 
     fn batches() -> (Batches, Receiver<Span>) {
         let (spans, ended) = Spans::new("orders", &Counter::default());
-        (Batches::new(spans), ended)
+        let mut batches = Batches::default();
+        batches.tell(Some(&spans));
+        (batches, ended)
     }
 
     fn enqueue(batches: &mut Batches, ticket: u64, lsn: u64) {
         let place = Place { commit_lsn: Lsn::new(lsn), index: 0, via: Via::Slot };
-        batches.enqueued(Ticket(ticket), place, 10, None);
+        batches.enqueued(Ticket(ticket), place, 10, || None);
     }
 
     /// Names of a span's events, and its error.

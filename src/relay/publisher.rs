@@ -223,8 +223,7 @@ pub struct Publisher<S> {
     /// Delivery reports that were not taken in yet.
     deliveries: Vec<Delivery>,
     pub(super) counts: Counts,
-    /// None without a collector of spans.
-    pub(super) batches: Option<Box<Batches>>,
+    pub(super) batches: Batches,
 }
 
 impl<S: Sink> Publisher<S> {
@@ -245,7 +244,7 @@ impl<S: Sink> Publisher<S> {
             before: None,
             deliveries: Vec::new(),
             counts: Counts::default(),
-            batches: None,
+            batches: Batches::default(),
         })
     }
 
@@ -489,8 +488,8 @@ impl<S: Sink> Publisher<S> {
         }
         event.refusing = self.quarantine.topics.refusing(record.topic);
         let bytes = record.bytes();
-        if let Some(batches) = self.batches.as_mut().filter(|_| event.ticket.is_none()) {
-            batches.enqueued(ticket, event.place, bytes, trace_of(event.context.as_deref(), record));
+        if event.ticket.is_none() {
+            self.batches.enqueued(ticket, event.place, bytes, || trace_of(event.context.as_deref(), record));
         }
         Ok(bytes)
     }
@@ -549,9 +548,7 @@ impl<S: Sink> Publisher<S> {
 
     /// The error for the failure of this record alone.
     fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
-        if let Some(batches) = &mut self.batches {
-            batches.failed(ticket, None, &error);
-        }
+        self.batches.failed(ticket, None, &error);
         if self.setup.delivery.on_error == OnError::Park
             && let Some(topic) = error.topic()
         {
@@ -574,9 +571,7 @@ impl<S: Sink> Publisher<S> {
 
     /// Handles events that are delivered by now, oldest first.
     fn release(&mut self) {
-        if let Some(batches) = &mut self.batches {
-            batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
-        }
+        self.batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
         while let Some((before, event)) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
             if let Some(record) = event.isolated.take() {
@@ -694,9 +689,7 @@ impl<S: Sink> Publisher<S> {
     /// Gives an event up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
     #[cold]
     fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
-        if let Some(batches) = &mut self.batches {
-            batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
-        }
+        self.batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
         let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
         let trace_id = trace.map(|trace| trace.trace_id());
         let Some(id) = event.id.take() else { return Err(of_trace(verdict.error.clone(), trace_id)) };

@@ -86,11 +86,7 @@ pub(super) async fn run(
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
     match stream.finish(last, deadline).await {
-        Ok(()) => {
-            if let Some(batches) = &mut this.pipeline.publisher.batches {
-                batches.confirmed(confirmed);
-            }
-        }
+        Ok(()) => this.pipeline.publisher.batches.confirmed(confirmed),
         Err(error) => tracing::debug!(%error, "the last status update may not have reached the server"),
     }
     failpoint::reached("confirmed");
@@ -257,9 +253,7 @@ impl ReplicationLoop<'_> {
         }
         self.shared.process.telemetry.metrics.status_updates.inc();
         self.statistics.told = confirmed;
-        if let Some(batches) = &mut self.pipeline.publisher.batches {
-            batches.confirmed(confirmed);
-        }
+        self.pipeline.publisher.batches.confirmed(confirmed);
         Ok(now)
     }
 
@@ -390,9 +384,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn begin_store(&mut self, position: Position) {
-        if let Some(batches) = &mut self.pipeline.publisher.batches {
-            batches.seal();
-        }
+        self.pipeline.publisher.batches.seal();
         self.pipeline.publisher.transaction.committing = true;
         let published = self.pipeline.trail.published(&position).cloned();
         self.jobs.begin_store(&mut self.session, position, published);

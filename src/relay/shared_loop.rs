@@ -27,7 +27,6 @@ use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
 use crate::postgres::sql;
-use crate::relay::batches::Batches;
 use crate::relay::parked_index::RetryReport;
 use crate::relay::publisher::{Counts, Publisher};
 use crate::relay::retrying::Retrying;
@@ -121,9 +120,7 @@ impl<'a> SharedLoop<'a> {
         process: Process<'a>,
     ) -> Self {
         let Process { config, telemetry, watchdog, .. } = process;
-        if publisher.batches.is_none() {
-            publisher.batches = telemetry.spans.clone().map(|spans| Box::new(Batches::new(spans)));
-        }
+        publisher.batches.tell(telemetry.spans.as_ref());
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         SharedLoop {
             control: fused(control.closed()),

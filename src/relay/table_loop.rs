@@ -340,9 +340,7 @@ impl<'a> TableLoop<'a> {
             let what = "rows of a Kafka transaction are not acked; aborting it, and reading them again";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
-        if let Some(batches) = &mut self.publisher.batches {
-            batches.seal();
-        }
+        self.publisher.batches.seal();
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
@@ -355,9 +353,7 @@ impl<'a> TableLoop<'a> {
         }
         self.shared.process.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
-        if let Some(batches) = &mut self.publisher.batches {
-            batches.stored();
-        }
+        self.publisher.batches.stored();
         if let Some(events) = self.publisher.committed() {
             self.shared.process.telemetry.metrics.transaction(events, self.store.took);
         }
