@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args};
 use serde::Serialize;
 
 use crate::cli::config::{self, RelaySettings, flags};
-use crate::cli::output::{Consent, Grid, Outcome, counted, note, notes, or_dash, print_report};
+use crate::cli::output::{Consent, Grid, Outcome, Output, counted, note, notes, or_dash, print_report};
 use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::{Range, Times};
 use crate::config::{Config, TableName};
@@ -113,11 +113,21 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     drop(sending);
     report.published = published;
     print_report(output, &report, "")?;
+    let rest = "to publish the rest, repeat the command with a --where that selects the rows after that one; a row that is published \
+                twice has the same id twice";
+    end(output, ended, &report.result(), rest)
+}
+
+/// The end of a command that sends records, with its result. `rest` is the remedy where it was told to stop.
+pub(crate) fn end(output: Output, ended: Result<SendEnd>, result: &str, rest: &str) -> Outcome {
     match ended {
-        Ok(SendEnd::All) => output.say(report.result()),
-        Ok(SendEnd::Stopped) => Err(report.stopped().into()),
+        Ok(SendEnd::All) => output.say(result),
+        Ok(SendEnd::Stopped) => {
+            let cause = format!("told to stop: {}", result.trim_end_matches('.'));
+            Err(Error::new(Kind::ShutdownTimeout, cause).remedy(rest).into())
+        }
         Err(error) => {
-            note(report.result());
+            note(result);
             Err(error.into())
         }
     }
@@ -185,14 +195,6 @@ impl Report {
         format!("{acked} of {} were published{}.", self.rows(), up_to.as_ref().map(shown).unwrap_or_default())
     }
 
-    pub(crate) fn stopped(&self) -> Error {
-        let result = self.result();
-        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", result.trim_end_matches('.'))).remedy(
-            "to publish the rest, repeat the command with a --where that selects the rows after that one; a row that is published \
-             twice has the same id twice",
-        )
-    }
-
     pub(crate) fn text(&self) -> String {
         let shown = |text: &Option<String>| or_dash(text.as_deref().map(|text| Shown::of(text.as_bytes())));
         let mut tables = Grid::headed("outbox, rows, first, last, from, to, order");
@@ -217,6 +219,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::output::Failure;
     use crate::replay::Unroutable;
 
     fn survey(unroutable: u64) -> Survey {
@@ -270,7 +273,13 @@ mod tests {
         let up_to = |id: &str| Some(UpTo { outbox: "public.outbox".to_owned(), id: id.to_owned() });
         report.published = ReplayProgress { taken: 9, acked: 7, up_to: up_to("a-5") };
         assert_eq!(report.result(), "7 of 12 rows were published; all up to row \"a-5\" of public.outbox are.");
-        assert_eq!(report.stopped().kind(), Kind::ShutdownTimeout);
+        let stopped = end(Output::default(), Ok(SendEnd::Stopped), &report.result(), "repeat it").unwrap_err();
+        let Failure::Error(stopped) = stopped else { panic!("{stopped:?}") };
+        assert_eq!(stopped.kind(), Kind::ShutdownTimeout);
+        assert_eq!(
+            stopped.cause(),
+            "told to stop: 7 of 12 rows were published; all up to row \"a-5\" of public.outbox are"
+        );
         report.published = ReplayProgress { taken: 12, acked: 12, up_to: up_to("a-9") };
         assert_eq!(report.result(), "Published 12 rows again.");
     }

@@ -393,28 +393,30 @@ mod tests {
 
     /// Outbox, topic, id, key, rank.
     type GivenRow = (usize, &'static str, &'static str, Option<&'static str>, u32);
-    /// Topic, partition, id. Offsets count from 0 per partition. `~` before an id marks a replay; empty means no id.
-    type GivenRecord = (&'static str, i32, &'static str);
 
-    fn compared(rows: &[GivenRow], records: &[GivenRecord]) -> Comparison {
+    /// `records` are ids with the partition of topic t, or the topic, behind an `@`. Offsets count from 0 per partition. `~`
+    /// before an id marks a replay; `-` is no id.
+    fn compared(rows: &[GivenRow], records: &str) -> Comparison {
         let outbox = |name: &str, is_ordered| Outbox { name: name.to_owned(), is_ordered };
         let mut comparison = Comparison::new(vec![outbox("a", true), outbox("b", false)], 3);
         for (outbox, topic, id, key, rank) in rows {
             comparison.row(*outbox, topic, id.as_bytes(), key.map(str::as_bytes), *rank);
         }
         let mut ends: HashMap<(&str, i32), i64> = HashMap::new();
-        for (topic, partition, id) in records {
-            let end = ends.entry((topic, *partition)).or_default();
+        for record in records.split_whitespace() {
+            let (id, place) = record.split_once('@').unwrap_or((record, "0"));
+            let (topic, partition) = place.parse().map_or((place, 0), |partition| ("t", partition));
+            let end = ends.entry((topic, partition)).or_default();
             let (offset, is_replay) = (*end, id.starts_with('~'));
-            let id = Some(id.trim_start_matches('~').as_bytes()).filter(|id| !id.is_empty());
-            comparison.record(topic, &Delivered { partition: *partition, offset, id, key: None, is_replay });
+            let id = Some(id.trim_start_matches('~')).filter(|id| *id != "-").map(str::as_bytes);
+            comparison.record(topic, &Delivered { partition, offset, id, key: None, is_replay });
             *end += 1;
         }
         comparison
     }
 
     /// Missing, duplicated, out of order, unknown, outside, replayed.
-    fn counted(rows: &[GivenRow], records: &[GivenRecord]) -> [u64; 6] {
+    fn counted(rows: &[GivenRow], records: &str) -> [u64; 6] {
         let total = compared(rows, records).findings().total();
         assert_eq!(total.rows, rows.len() as u64);
         [total.missing, total.duplicated, total.out_of_order, total.unknown, total.outside, total.replayed]
@@ -428,60 +430,20 @@ mod tests {
     #[test]
     fn each_kind_of_difference_between_rows_and_records_is_counted() {
         for (what, records, expected) in [
-            ("all there", &[("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4")][..], [0; 6]),
-            ("other keys come whenever", &[("t", 0, "4"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3")], [0; 6]),
-            ("nothing there", &[], [4, 0, 0, 0, 0, 0]),
-            ("one missing", &[("t", 0, "1"), ("t", 0, "3"), ("t", 0, "4")], [1, 0, 0, 0, 0, 0]),
-            (
-                "a copy right behind, and one after others: never out of order",
-                &[("t", 0, "1"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "1"), ("t", 0, "4")],
-                [0, 2, 0, 0, 0, 0],
-            ),
-            (
-                "a copy elsewhere",
-                &[("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4"), ("t", 1, "2")],
-                [0, 1, 0, 0, 0, 0],
-            ),
-            ("backwards", &[("t", 0, "2"), ("t", 0, "1"), ("t", 0, "3"), ("t", 0, "4")], [0, 0, 1, 0, 0, 0]),
-            ("backwards twice", &[("t", 0, "3"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "4")], [0, 0, 2, 0, 0, 0]),
-            (
-                "backwards, and right again behind it",
-                &[("t", 0, "2"), ("t", 0, "1"), ("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4")],
-                [0, 1, 1, 0, 0, 0],
-            ),
-            ("two partitions have no order", &[("t", 0, "2"), ("t", 1, "1"), ("t", 0, "3"), ("t", 0, "4")], [0; 6]),
-            (
-                "of no row, and without an id",
-                &[
-                    ("t", 0, "1"),
-                    ("t", 0, "9"),
-                    ("t", 0, "9"),
-                    ("t", 0, ""),
-                    ("t", 0, "2"),
-                    ("t", 0, "3"),
-                    ("t", 0, "4"),
-                ],
-                [0, 0, 0, 3, 0, 0],
-            ),
-            (
-                "a replay is no copy, has no order and may be of no row",
-                &[
-                    ("t", 0, "1"),
-                    ("t", 0, "2"),
-                    ("t", 0, "3"),
-                    ("t", 0, "~1"),
-                    ("t", 0, "4"),
-                    ("t", 0, "~9"),
-                    ("t", 0, "~"),
-                ],
-                [0, 0, 0, 0, 0, 3],
-            ),
-            (
-                "a replay of what was missing, and what was missing after it",
-                &[("t", 0, "2"), ("t", 0, "3"), ("t", 0, "4"), ("t", 0, "~1")],
-                [0, 0, 0, 0, 0, 1],
-            ),
-            ("of a topic no row goes to", &[("u", 0, "1")], [4, 0, 0, 0, 0, 0]),
+            ("all there", "1 2 3 4", [0; 6]),
+            ("other keys come whenever", "4 1 2 3", [0; 6]),
+            ("nothing there", "", [4, 0, 0, 0, 0, 0]),
+            ("one missing", "1 3 4", [1, 0, 0, 0, 0, 0]),
+            ("a copy right behind, and one after others: never out of order", "1 1 2 3 1 4", [0, 2, 0, 0, 0, 0]),
+            ("a copy elsewhere", "1 2 3 4 2@1", [0, 1, 0, 0, 0, 0]),
+            ("backwards", "2 1 3 4", [0, 0, 1, 0, 0, 0]),
+            ("backwards twice", "3 1 2 4", [0, 0, 2, 0, 0, 0]),
+            ("backwards, and right again behind it", "2 1 2 3 4", [0, 1, 1, 0, 0, 0]),
+            ("two partitions have no order", "2 1@1 3 4", [0; 6]),
+            ("of no row, and without an id", "1 9 9 - 2 3 4", [0, 0, 0, 3, 0, 0]),
+            ("a replay is no copy, has no order and may be of no row", "1 2 3 ~1 4 ~9 ~-", [0, 0, 0, 0, 0, 3]),
+            ("a replay of what was missing, and what was missing after it", "2 3 4 ~1", [0, 0, 0, 0, 0, 1]),
+            ("of a topic no row goes to", "1@u", [4, 0, 0, 0, 0, 0]),
         ] {
             assert_eq!(counted(ROWS, records), expected, "{what}");
         }
@@ -490,36 +452,33 @@ mod tests {
     #[test]
     fn equal_keys_in_different_topics_are_different_aggregates() {
         let rows = [(0, "t", "1", K, 1), (0, "u", "2", K, 2), (0, "t", "3", K, 3), (0, "u", "4", K, 4)];
-        assert_eq!(counted(&rows, &[("u", 0, "2"), ("u", 0, "4"), ("t", 0, "1"), ("t", 0, "3")]), [0; 6]);
-        assert_eq!(counted(&rows, &[("u", 0, "4"), ("u", 0, "2"), ("t", 0, "1"), ("t", 0, "3")]), [0, 0, 1, 0, 0, 0]);
+        assert_eq!(counted(&rows, "2@u 4@u 1 3"), [0; 6]);
+        assert_eq!(counted(&rows, "4@u 2@u 1 3"), [0, 0, 1, 0, 0, 0]);
     }
 
     #[test]
     fn rows_without_an_order_a_key_or_different_ranks_are_never_out_of_order() {
-        let backwards = [("t", 0, "2"), ("t", 0, "1")];
         for (what, rows) in [
             ("an outbox without an order", [(UNORDERED, "t", "1", K, 1), (UNORDERED, "t", "2", K, 2)]),
             ("rows without a key", [(ORDERED, "t", "1", None, 1), (ORDERED, "t", "2", None, 2)]),
             ("rows of one rank", [(ORDERED, "t", "1", K, 1), (ORDERED, "t", "2", K, 1)]),
             ("rows of two outboxes", [(ORDERED, "t", "1", K, 9), (UNORDERED, "t", "2", K, 10)]),
         ] {
-            assert_eq!(counted(&rows, &backwards), [0; 6], "{what}");
+            assert_eq!(counted(&rows, "2 1"), [0; 6], "{what}");
         }
     }
 
     #[test]
     fn equal_ids_of_two_outboxes_in_one_topic_need_a_record_each() {
         let rows = [(0, "t", "1", K, 1), (1, "t", "1", L, 1)];
-        for (records, expected) in [(1, [1, 0]), (2, [0, 0]), (3, [0, 1])] {
-            let records = vec![("t", 0, "1"); records];
-            assert_eq!(counted(&rows, &records)[..2], expected);
+        for (records, expected) in [("1", [1, 0]), ("1 1", [0, 0]), ("1 1 1", [0, 1])] {
+            assert_eq!(counted(&rows, records)[..2], expected);
         }
     }
 
     #[test]
     fn a_record_of_a_row_that_was_not_read_is_not_unknown() {
-        let records = [("t", 0, "1"), ("t", 0, "9"), ("t", 0, "8"), ("t", 0, "9"), ("u", 0, "9")];
-        let mut comparison = compared(&[(0, "t", "1", K, 1), (1, "u", "2", K, 1)], &records);
+        let mut comparison = compared(&[(0, "t", "1", K, 1), (1, "u", "2", K, 1)], "1 9 8 9 9@u");
         assert_eq!(comparison.strays(), [b"8", b"9"]);
         comparison.exists(b"9");
         comparison.exists(b"1");
@@ -530,18 +489,16 @@ mod tests {
 
     #[test]
     fn the_number_of_owed_records_falls_once_for_each_row() {
-        let owed = |records: &[GivenRecord]| compared(ROWS, records).owed("t");
-        assert_eq!(owed(&[]), 4);
-        assert_eq!(owed(&[("t", 0, "1"), ("t", 0, "1"), ("t", 0, "~1"), ("t", 0, "7")]), 3);
-        assert_eq!(owed(&[("t", 0, "~1"), ("t", 0, "1")]), 3);
-        assert_eq!(compared(ROWS, &[]).owed("u"), 0);
+        for (records, owed) in [("", 4), ("1 1 ~1 7", 3), ("~1 1", 3)] {
+            assert_eq!(compared(ROWS, records).owed("t"), owed, "{records}");
+        }
+        assert_eq!(compared(ROWS, "").owed("u"), 0);
     }
 
     #[test]
     fn examples_are_limited_in_number_and_the_earliest_come_first() {
-        let rows: Vec<GivenRow> =
-            vec![(0, "t", "5", K, 5), (0, "t", "1", K, 1), (0, "t", "3", L, 3), (0, "t", "2", K, 2)];
-        let mut comparison = compared(&rows, &[("t", 2, "7"), ("t", 2, "")]);
+        let rows = [(0, "t", "5", K, 5), (0, "t", "1", K, 1), (0, "t", "3", L, 3), (0, "t", "2", K, 2)];
+        let mut comparison = compared(&rows, "7@2 -@2");
         comparison.unroutable(1, b"\xff", "why".to_owned());
         let found = comparison.findings();
         let ids =
@@ -553,7 +510,7 @@ mod tests {
         assert_eq!((found.unknown[1].partition, found.unknown[1].offset), (Some(2), Some(0)));
         assert_eq!(ids(&found.unroutable_rows), ["\u{fffd}"]);
 
-        let found = compared(ROWS, &[("t", 0, "3"), ("t", 0, "2"), ("t", 0, "2")]).findings();
+        let found = compared(ROWS, "3 2 2").findings();
         let [late] = found.out_of_order.as_slice() else { panic!("{found:?}") };
         assert_eq!((late.id.as_deref(), late.offset, late.behind_offset), (Some("2"), Some(1), Some(0)));
         assert_eq!((found.duplicated[0].outbox.as_deref(), found.duplicated[0].offset), (Some("a"), Some(2)));
@@ -562,7 +519,7 @@ mod tests {
     #[test]
     fn each_outbox_and_topic_has_its_counts_and_strays_count_with_the_first() {
         let rows = [(1, "t", "1", K, 1), (0, "t", "2", K, 1), (0, "u", "3", K, 2)];
-        let found = compared(&rows, &[("t", 0, "1"), ("t", 0, "9"), ("u", 0, "3")]).findings();
+        let found = compared(&rows, "1 9 3@u").findings();
         let flows: Vec<_> = found
             .flows
             .iter()

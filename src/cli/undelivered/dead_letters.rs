@@ -16,8 +16,9 @@ use super::{
     UNCHANGED, error_text, name,
 };
 use crate::cli::config::{self, FileArgs, flags};
-use crate::cli::output::{Grid, Outcome, Output, cell, counted, hex, labelled, note, notes, print_report, warn};
+use crate::cli::output::{Grid, Outcome, Output, cell, counted, hex, labelled, notes, print_report, warn};
 use crate::cli::progress::{Bar, Sending};
+use crate::cli::replay::end;
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
@@ -129,18 +130,12 @@ impl Store for DeadLetters {
         drop(sending);
         (plan.sent, plan.newly_settled) = (progress.sent, progress.resolved);
         print_report(args.consent.output, &plan, "")?;
-        match ended {
-            Ok(SendEnd::All) => {
-                // The thread has ended, unless it panicked.
-                reading.await.map_err(|error| reader_ended(&error))?;
-                args.consent.output.say(plan.result())
-            }
-            Ok(SendEnd::Stopped) => Err(plan.stopped().into()),
-            Err(error) => {
-                note(plan.result());
-                Err(error.into())
-            }
+        if ended == Ok(SendEnd::All) {
+            // The thread has ended, unless it panicked.
+            reading.await.map_err(|error| reader_ended(&error))?;
         }
+        let rest = "give the same command again; it leaves resolved dead letters out";
+        end(args.consent.output, ended, &plan.result(), rest)
     }
 }
 
@@ -481,11 +476,6 @@ impl Resolution {
         }
     }
 
-    fn stopped(&self) -> Error {
-        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", self.result()))
-            .remedy("give the same command again; it leaves resolved dead letters out")
-    }
-
     fn text(&self) -> String {
         let mut text = self.counts.text() + "\n";
         if !self.topics.is_empty() {
@@ -717,8 +707,8 @@ mod tests {
         ");
         (plan.sent, plan.newly_settled) = (2, 1);
         assert_eq!(
-            plan.stopped().cause(),
-            "told to stop: of 3 dead letters, 2 were sent and 1 resolved; 2 dead letters had no record to send"
+            plan.result(),
+            "of 3 dead letters, 2 were sent and 1 resolved; 2 dead letters had no record to send"
         );
     }
 
