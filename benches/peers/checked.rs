@@ -1,14 +1,10 @@
 //! What is in the topic, against what was committed: lost, duplicated, out of order, and when each record was appended.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
 
 use crate::support::topic;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a topic holds of rows that were numbered from 1 on. Of each row the first record counts.
 #[derive(Debug)]
@@ -45,32 +41,9 @@ impl Verdict {
     }
 }
 
-/// Counts the records of a topic again and again, with one client.
-pub(crate) struct Counter {
-    consumer: Option<BaseConsumer>,
-    topic: String,
-    partitions: i32,
-}
-
-impl Counter {
-    pub(crate) fn new(brokers: &str, topic: &str, partitions: i32) -> Counter {
-        Counter { consumer: Some(topic::consumer(brokers)), topic: topic.to_owned(), partitions }
-    }
-
-    /// How many records the topic holds now.
-    pub(crate) fn count(&self) -> u64 {
-        let consumer = self.consumer.as_ref().expect("a consumer");
-        let ends = (0..self.partitions).map(|partition| consumer.fetch_watermarks(&self.topic, partition, PATIENCE));
-        ends.map(|end| end.map_or(0, |(low, high)| u64::try_from(high - low).unwrap_or(0))).sum()
-    }
-}
-
-impl Drop for Counter {
-    fn drop(&mut self) {
-        if let Some(consumer) = self.consumer.take() {
-            topic::close(consumer);
-        }
-    }
+/// How many records the topic holds now.
+pub(crate) fn count(brokers: &str, topic: &str) -> u64 {
+    topic::count(brokers, topic).unsigned_abs()
 }
 
 /// Reads the topic to its end. `rows` is the greatest number there can be, and `is_row` says which numbers are rows.

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::Asked;
-use crate::checked::{self, Counter};
+use crate::checked;
 use crate::contestant::{
     CONNECT, CONNECT_TUNED, Contestant, RECVLOGICAL, SERVER, SERVER_TUNED, WALRELAY, WALRELAY_SOCKET, Way, recvlogical,
 };
 use crate::cpu::{self, Watched};
-use crate::lab::{Lab, PARTITIONS, Seat, announce};
+use crate::lab::{Lab, Seat, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, TEMPLATE};
 use crate::results::Run;
 use crate::support::process::Process;
@@ -160,7 +160,7 @@ fn to_kafka(
     (settings, options): (&str, &[(&str, &str)]),
     run: Run,
 ) -> Run {
-    let counter = Counter::new(lab.brokers(), &seat.topic, PARTITIONS);
+    let count = || checked::count(lab.brokers(), &seat.topic);
     let (brokers_before, started, began_at_ms) = (cpu::brokers_ms(), Instant::now(), now_ms());
     let mut running = who.start(lab, seat, settings, options);
     let mut walsender = Watched::default();
@@ -169,11 +169,11 @@ fn to_kafka(
             return run.faulty(&format!("it ended: {status}: {}", running.process().log_tail(3)));
         }
         walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
-        if counter.count() >= backlog.rows {
+        if count() >= backlog.rows {
             break;
         }
         if started.elapsed() > DEADLINE {
-            return run.faulty(&format!("{} of {} records within {DEADLINE:?}", counter.count(), backlog.rows));
+            return run.faulty(&format!("{} of {} records within {DEADLINE:?}", count(), backlog.rows));
         }
         std::thread::sleep(LOOK);
     }

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked::{self, Counter};
+use crate::checked;
 use crate::contestant::{Contestant, RECVLOGICAL, WALRELAY};
 use crate::cpu::Watched;
 use crate::drain::{Backlog, drained};
-use crate::lab::{Lab, PARTITIONS, Seat, announce};
+use crate::lab::{Lab, Seat, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, TEMPLATE};
 use crate::results::Run;
 
@@ -91,7 +91,7 @@ fn parts_of(slot: usize, slots: usize) -> Vec<String> {
 fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let seats: Vec<Seat> = (0..count).map(|_| lab.seat(Some(TEMPLATE))).collect();
     let first = seats.first().expect("a seat").clone();
-    let counter = Counter::new(lab.brokers(), &first.topic, PARTITIONS);
+    let here = || checked::count(lab.brokers(), &first.topic);
     let began = Instant::now();
     let start = |(number, seat): (usize, &Seat)| {
         let publication = format!("parts_{count}_{number}");
@@ -101,13 +101,13 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     };
     let mut relays: Vec<_> = seats.iter().enumerate().map(start).collect();
     let mut walsenders = vec![Watched::default(); count];
-    while counter.count() < ROWS {
+    while here() < ROWS {
         for (walsender, seat) in walsenders.iter_mut().zip(&seats) {
             walsender.look(walsender.pid.or_else(|| lab.walsender(seat)));
         }
         if began.elapsed() > DEADLINE {
             let said = relays.first_mut().map(|relay| relay.process().log_tail(3)).unwrap_or_default();
-            return run.faulty(&format!("{} of {ROWS} records within {DEADLINE:?}: {said}", counter.count()));
+            return run.faulty(&format!("{} of {ROWS} records within {DEADLINE:?}: {said}", here()));
         }
         std::thread::sleep(Duration::from_millis(50));
     }

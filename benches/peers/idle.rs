@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked::Counter;
+use crate::checked;
 use crate::contestant::{CONNECT, CONNECT_LATENCY, Contestant, SERVER, WALRELAY};
 use crate::cpu::Watched;
-use crate::lab::{Lab, PARTITIONS, announce};
+use crate::lab::{Lab, announce};
 use crate::load::{self, Steady};
 use crate::results::Run;
 use crate::support::wait::until;
@@ -34,10 +34,10 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
 fn one(lab: &Lab, who: Contestant, seconds: u64, round: u32, found: &mut dyn FnMut(Run)) {
     let seat = lab.seat(None);
     let mut running = who.start(lab, &seat, "", &[]);
-    let counter = Counter::new(lab.brokers(), &seat.topic, PARTITIONS);
+    let count = || checked::count(lab.brokers(), &seat.topic);
     let came = until(ARRIVAL, || lab.walsender(&seat)).and_then(|_| {
         lab.sql.run("select emit(1, 1)");
-        until(ARRIVAL, || (counter.count() > 0).then_some(()))
+        until(ARRIVAL, || (count() > 0).then_some(()))
     });
     if came.is_none() {
         let run = Run::new("quiet", who.name(), round);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::Asked;
-use crate::checked::{self, Counter};
+use crate::checked;
 use crate::contestant::{CONNECT, CONNECT_TUNED, Contestant, SERVER, SERVER_TUNED, WALRELAY};
 use crate::drain::now_ms;
-use crate::lab::{Lab, PARTITIONS, announce};
+use crate::lab::{Lab, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, TEMPLATE};
 use crate::results::Run;
 use crate::support::wait::until;
@@ -35,12 +35,12 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
 
 fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
     let seat = lab.seat(Some(TEMPLATE));
-    let counter = Counter::new(lab.brokers(), &seat.topic, PARTITIONS);
+    let count = || checked::count(lab.brokers(), &seat.topic);
     let mut first = who.start(lab, &seat, "", &[]);
-    let reached = until(DEADLINE, || (counter.count() >= rows * KILLED_AT / 100).then_some(()));
+    let reached = until(DEADLINE, || (count() >= rows * KILLED_AT / 100).then_some(()));
     first.process().kill_hard();
     drop(first);
-    let run = run.with("at_kill", counter.count() as f64);
+    let run = run.with("at_kill", count() as f64);
     if reached.is_none() {
         return run.faulty("it did not come that far");
     }
@@ -50,7 +50,7 @@ fn killed(lab: &Lab, who: Contestant, rows: u64, run: Run) -> Run {
     let verdict = loop {
         // Those that come twice hide how many are still missing: only a look at all of them tells.
         let more = until(DEADLINE.saturating_sub(began.elapsed()), || {
-            let count = counter.count();
+            let count = count();
             (count >= rows && count > seen).then_some(count)
         });
         seen = more.unwrap_or(seen);

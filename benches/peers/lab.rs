@@ -19,7 +19,7 @@ use crate::support::wait::eventually;
 /// The database of the benches.
 pub(crate) const DATABASE: &str = "bench";
 /// Partitions of every topic.
-pub(crate) const PARTITIONS: i32 = 8;
+const PARTITIONS: i32 = 8;
 /// Kind of every event, and so the end of its topic's name.
 pub(crate) const KIND: &str = "order";
 

@@ -11,7 +11,7 @@ use crate::contestant::{
     CONNECT, CONNECT_LATENCY, Contestant, RECVLOGICAL, SERVER_LATENCY, WALRELAY, WALRELAY_SOCKET, Way, recvlogical,
 };
 use crate::cpu::Watched;
-use crate::lab::{DATABASE, Lab, PARTITIONS, Seat, announce};
+use crate::lab::{DATABASE, Lab, Seat, announce};
 use crate::load::{self, Steady};
 use crate::results::{Run, percentile};
 use crate::support::guardian;
@@ -105,8 +105,8 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
     });
     let committed = committed_ms(&lab.sql);
     let rows = committed.len() as u64 - 1;
-    let counter = checked::Counter::new(lab.brokers(), &seat.topic, PARTITIONS);
-    let all_here = until(ARRIVAL, || (counter.count() >= rows).then_some(()));
+    let count = || checked::count(lab.brokers(), &seat.topic);
+    let all_here = until(ARRIVAL, || (count() >= rows).then_some(()));
     let peak = running.process().resident_peak_bytes().unwrap_or(0);
     drop(running);
     let verdict = checked::read(lab.brokers(), &seat.topic, rows, |number| !committed[number].is_nan());
