@@ -1,4 +1,4 @@
-//! Events for tests, captures of real servers, and crashes against a synthetic log.
+//! Events for tests, captures of real servers, and damage to a synthetic log.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -148,12 +148,11 @@ fn rows_of_partitions_are_events_of_their_root() {
     }
 }
 
-// Crashes against a synthetic log: whatever the rows' own LSNs are, every event comes exactly once (P1).
 const OUTBOX: u32 = 16_384;
 const ELSEWHERE: u32 = 16_385;
 
 /// What a row of the synthetic log is.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 enum Kind {
     Event,
     Elsewhere,
@@ -161,18 +160,9 @@ enum Kind {
     Redescribed,
 }
 
-/// Where a row claims to stand.
-#[derive(Debug, Clone, Copy)]
-enum RowLsn {
-    Zero,
-    SameAsBefore,
-    /// Anywhere below its commit: also below transactions that committed while this one was open.
-    Share(u8),
-}
-
 #[derive(Debug, Clone)]
 struct Transaction {
-    rows: Vec<(Kind, RowLsn)>,
+    rows: Vec<Kind>,
     /// Bytes between the end of the last commit record and the start of this one; there may be none.
     gap: u64,
     commit_bytes: u64,
@@ -182,145 +172,35 @@ fn transactions() -> impl Strategy<Value = Vec<Transaction>> {
     let kind = prop_oneof![
         6 => Just(Kind::Event), 1 => Just(Kind::Elsewhere), 1 => Just(Kind::Update), 1 => Just(Kind::Redescribed),
     ];
-    let row_lsn = prop_oneof![Just(RowLsn::Zero), Just(RowLsn::SameAsBefore), any::<u8>().prop_map(RowLsn::Share)];
-    let transaction = (vec((kind, row_lsn), 0..6), prop_oneof![Just(0), 1..500_u64], 1..60_u64)
+    let transaction = (vec(kind, 0..6), prop_oneof![Just(0), 1..500_u64], 1..60_u64)
         .prop_map(|(rows, gap, commit_bytes)| Transaction { rows, gap, commit_bytes });
     vec(transaction, 1..8)
 }
 
-/// One message of the log, and the end of the transaction it belongs to.
-struct Sent {
-    wal_start: Lsn,
-    bytes: Vec<u8>,
-    transaction_end: Lsn,
-}
-
-/// The log as the server sends it, and the events in it in order: their ids and places.
-fn log(transactions: &[Transaction]) -> (Vec<Sent>, Vec<(String, Lsn, u64)>) {
-    let (mut sent, mut events) = (Vec::new(), Vec::new());
-    let mut end = 1_000_u64;
+/// The log as the server sends it.
+fn log(transactions: &[Transaction]) -> Vec<Vec<u8>> {
+    let described = wire::relation(OUTBOX, "public", "outbox", &COLUMNS);
+    let elsewhere = wire::relation(ELSEWHERE, "public", "elsewhere", &["id"]);
+    let (mut sent, mut end) = (vec![elsewhere, described.clone()], 1_000_u64);
     for (xid, transaction) in (1_u32..).zip(transactions) {
         let commit_lsn = end + transaction.gap;
         end = commit_lsn + transaction.commit_bytes;
-        let mut push = |wal_start: u64, bytes: Vec<u8>| {
-            sent.push(Sent { wal_start: Lsn::new(wal_start), bytes, transaction_end: Lsn::new(end) });
-        };
-        push(0, wire::begin(commit_lsn, i64::from(xid), xid));
-        let (mut row_lsn, mut index) = (0, 0);
-        for (kind, row) in &transaction.rows {
-            row_lsn = match row {
-                RowLsn::Zero => 0,
-                RowLsn::SameAsBefore => row_lsn,
-                RowLsn::Share(share) => commit_lsn * u64::from(*share) / 256,
-            };
-            match kind {
-                Kind::Event => {
-                    let id = format!("event-{}", events.len());
-                    let values = [Value::Text(id.as_bytes()), Value::Text(b"t"), Value::Null, Value::Null, Value::Null];
-                    push(row_lsn, wire::insert(OUTBOX, &values));
-                    events.push((id, Lsn::new(commit_lsn), index));
-                    index += 1;
-                }
-                Kind::Elsewhere => push(row_lsn, wire::insert(ELSEWHERE, &[Value::Null])),
-                Kind::Update => push(row_lsn, wire::update(OUTBOX, &[Value::Null], &[Value::Null])),
-                Kind::Redescribed => push(0, wire::relation(OUTBOX, "public", "outbox", &COLUMNS)),
+        sent.push(wire::begin(commit_lsn, i64::from(xid), xid));
+        sent.extend(transaction.rows.iter().map(|kind| match kind {
+            Kind::Event => {
+                wire::insert(OUTBOX, &[Value::Text(b"7"), Value::Text(b"t"), Value::Null, Value::Null, Value::Null])
             }
-        }
-        push(commit_lsn, wire::commit(commit_lsn, end, i64::from(xid)));
+            Kind::Elsewhere => wire::insert(ELSEWHERE, &[Value::Null]),
+            Kind::Update => wire::update(OUTBOX, &[Value::Null], &[Value::Null]),
+            Kind::Redescribed => described.clone(),
+        }));
+        sent.push(wire::commit(commit_lsn, end, i64::from(xid)));
     }
-    (sent, events)
-}
-
-/// What acks amount to, kept in the simplest way: every step up to the crash, the first `acked` events of them acked.
-fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Position {
-    let mut position = resume;
-    let mut whole = true;
-    for step in steps {
-        match step {
-            Step::Event(event) if acked > 0 => {
-                acked -= 1;
-                let Place { commit_lsn, index, .. } = event.place;
-                position.partial = Some(Partial { commit_lsn, index: index + 1 });
-            }
-            Step::Event(_) => whole = false,
-            Step::Commit { end_lsn, .. } if whole => position = Position::at(*end_lsn),
-            Step::Commit { .. } | Step::Nothing | Step::Begin { .. } | Step::Relation { .. } => {}
-        }
-    }
-    position
-}
-
-/// A session: the server starts after a confirmed commit, or any earlier one, and describes tables again.
-fn session<'a>(sent: &'a [Sent], from: Lsn, descriptions: &'a [Vec<u8>]) -> Vec<(&'a [u8], Lsn)> {
-    let messages = sent.iter().filter(|sent| sent.transaction_end > from);
-    let described = descriptions.iter().map(|bytes| (bytes.as_slice(), Lsn::ZERO));
-    described.chain(messages.map(|sent| (sent.bytes.as_slice(), sent.wal_start))).collect()
+    sent
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
-
-    #[test]
-    fn every_event_comes_exactly_once_whatever_crashes_and_wherever_rows_stand(
-        transactions in transactions(),
-        // Each: where it crashes, how many of the events seen are acked, how far back the server starts, whether a
-        // keepalive moved the position into the gap behind the last commit, whether the process survived.
-        crashes in vec(
-            (any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<bool>(),
-             any::<bool>()),
-            0..4,
-        ),
-    ) {
-        let (sent, events) = log(&transactions);
-        let descriptions = [
-            wire::relation(ELSEWHERE, "public", "elsewhere", &["id"]),
-            wire::relation(OUTBOX, "public", "outbox", &COLUMNS),
-        ];
-        let mut delivered: Vec<(String, Lsn, u64)> = Vec::new();
-        let mut resume = Position::default();
-        let mut server_from = Lsn::ZERO;
-        let mut assembler = Assembler::new(&[outbox()], resume);
-        for crash in crashes.iter().map(Some).chain([None]) {
-            let messages = session(&sent, server_from, &descriptions);
-            let until = crash.map_or(messages.len(), |(at, ..)| at.index(messages.len() + 1));
-            let steps: Vec<Step<'_>> = messages[..until]
-                .iter()
-                .map(|(bytes, wal_start)| assembler.feed(bytes, *wal_start).unwrap())
-                .collect();
-            let came = steps.iter().filter_map(|step| {
-                let Step::Event(event) = step else { return None };
-                let id = String::from_utf8(event.id().to_vec()).unwrap();
-                Some((id, event.place.commit_lsn, event.place.index))
-            });
-            let came: Vec<_> = came.collect();
-            let Some((_, acked, back, idle, survived)) = crash else {
-                delivered.extend(came);
-                continue;
-            };
-            let acked = acked.index(came.len() + 1);
-            delivered.extend(came.into_iter().take(acked));
-            resume = position_after(resume, &steps, acked);
-            if *idle && resume.partial.is_none() {
-                // Anything up to the next commit record is a boundary a keepalive may name.
-                let gap = transactions.iter().scan(1_000, |end, transaction| {
-                    let gap = (*end, *end + transaction.gap);
-                    *end = gap.1 + transaction.commit_bytes;
-                    Some(gap)
-                });
-                let next = gap.into_iter().find(|(from, _)| resume.end_lsn == Lsn::new(*from));
-                resume = Position::at(next.map_or(resume.end_lsn, |(_, to)| Lsn::new(to)));
-            }
-            let confirmed: Vec<Lsn> =
-                sent.iter().map(|sent| sent.transaction_end).filter(|end| *end <= resume.end_lsn).collect();
-            server_from = if confirmed.is_empty() { Lsn::ZERO } else { *back.get(&confirmed) };
-            if *survived {
-                assembler.resume_at(resume);
-            } else {
-                assembler = Assembler::new(&[outbox()], resume);
-            }
-        }
-        prop_assert_eq!(delivered, events);
-    }
 
     #[test]
     fn a_damaged_log_is_an_error_or_comes_to_steps_and_never_panics(
@@ -329,10 +209,7 @@ proptest! {
         end_lsn in 0..3_000_u64,
         partial in proptest::option::of((0..3_000_u64, 1..4_u64)),
     ) {
-        let (sent, _) = log(&transactions);
-        let described = [wire::relation(OUTBOX, "public", "outbox", &COLUMNS)];
-        let mut messages: Vec<Vec<u8>> =
-            described.into_iter().chain(sent.into_iter().map(|sent| sent.bytes)).collect();
+        let mut messages = log(&transactions);
         for (which, at, byte, lost) in damage {
             if lost {
                 messages.remove(which.index(messages.len()));
