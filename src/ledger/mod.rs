@@ -343,8 +343,6 @@ fn partial(span: &Span, base: u64) -> Option<Partial> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const ROOMY: Limits = Limits { events: 1_000, bytes: 1 << 20, each: 0 };
@@ -375,6 +373,31 @@ mod tests {
         ledger.commit(lsn(200), lsn(210)).unwrap();
         assert_eq!(ledger.delivered(), Position::at(lsn(210)));
         assert_eq!(ledger.take_delivered(), Some((Position::at(lsn(100)), ())), "the position before the event");
+    }
+
+    #[test]
+    fn the_delivered_position_is_the_end_of_the_acked_prefix() {
+        let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
+        for commit in [200, 300, 400] {
+            ledger.begin(lsn(commit)).unwrap();
+            (0..2).for_each(|_| ledger.enqueued(1, 0, ()).unwrap());
+            ledger.commit(lsn(commit), lsn(commit + 10)).unwrap();
+        }
+        ledger.keepalive(lsn(450));
+        let inside =
+            |end, commit| Position { end_lsn: lsn(end), partial: Some(Partial { commit_lsn: lsn(commit), index: 1 }) };
+        for (ticket, delivered) in [
+            (1, at_100(0)),
+            (5, at_100(0)),
+            (0, Position::at(lsn(210))),
+            (2, inside(210, 300)),
+            (3, Position::at(lsn(310))),
+            (4, Position::at(lsn(450))),
+        ] {
+            ledger.acked(Ticket(ticket)).unwrap();
+            assert_eq!(ledger.delivered(), delivered, "after the ack of {ticket}");
+            assert!(ledger.received().is_at_or_after(&delivered));
+        }
     }
 
     #[test]
@@ -478,78 +501,5 @@ mod tests {
         assert_eq!((costly.has_room(), costly.in_flight_bytes()), (false, 3 * 350));
         costly.acked(Ticket(0)).unwrap();
         assert!(costly.has_room());
-    }
-
-    /// A step of the model: a transaction of so many events, a keepalive, or an ack of any event in flight.
-    #[derive(Debug, Clone)]
-    enum Act {
-        Transaction(usize),
-        Keepalive,
-        Ack(prop::sample::Index),
-        Reconnect,
-    }
-
-    fn acts() -> impl Strategy<Value = Vec<Act>> {
-        let act = prop_oneof![
-            3 => (0usize..5).prop_map(Act::Transaction),
-            1 => Just(Act::Keepalive),
-            6 => any::<prop::sample::Index>().prop_map(Act::Ack),
-            1 => Just(Act::Reconnect),
-        ];
-        prop::collection::vec(act, 1..200)
-    }
-
-    /// All input so far: the events (acked or not) of each span, and its end.
-    #[derive(Default)]
-    struct Model {
-        stretches: Vec<(Vec<bool>, Lsn)>,
-    }
-
-    impl Model {
-        fn delivered(&self, start: Lsn) -> Lsn {
-            let whole = self.stretches.iter().take_while(|(acked, _)| acked.iter().all(|&acked| acked));
-            whole.last().map_or(start, |&(_, end)| end)
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn the_delivered_position_is_the_end_of_the_acked_prefix(acts in acts()) {
-            let start = lsn(100);
-            let mut ledger = Ledger::new(Position::at(start), ROOMY);
-            let mut model = Model::default();
-            let mut unacked: Vec<(Ticket, usize, usize)> = Vec::new();
-            let mut wal = 100;
-            let mut before = ledger.delivered();
-            for act in acts {
-                wal += 10;
-                match act {
-                    Act::Transaction(events) => {
-                        ledger.begin(lsn(wal)).unwrap();
-                        for event in 0..events {
-                            unacked.push((ledger.next(), model.stretches.len(), event));
-                            ledger.enqueued(1, 0, ()).unwrap();
-                        }
-                        ledger.commit(lsn(wal), lsn(wal + 5)).unwrap();
-                        model.stretches.push((vec![false; events], lsn(wal + 5)));
-                    }
-                    Act::Keepalive => {
-                        ledger.keepalive(lsn(wal));
-                        model.stretches.push((Vec::new(), lsn(wal)));
-                    }
-                    Act::Ack(which) if !unacked.is_empty() => {
-                        let (ticket, stretch, event) = unacked.swap_remove(which.index(unacked.len()));
-                        ledger.acked(ticket).unwrap();
-                        model.stretches[stretch].0[event] = true;
-                    }
-                    Act::Ack(_) => {}
-                    Act::Reconnect => prop_assert!(ledger.received().is_at_or_after(&ledger.delivered())),
-                }
-                prop_assert_eq!(ledger.delivered().end_lsn, model.delivered(start));
-                prop_assert!(ledger.delivered().is_at_or_after(&before), "the position went back");
-                prop_assert_eq!(ledger.in_flight_bytes(), unacked.len());
-                before = ledger.delivered();
-            }
-        }
     }
 }

@@ -332,31 +332,41 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     type Change = fn(&mut Catalog);
 
-    fn changed_by(change: impl FnOnce(&mut Catalog)) -> Fingerprint {
-        let flags = Flags { insert: true, ..Flags::default() };
-        let mut catalog = Catalog {
+    /// A publication with the table `outbox`, nothing can be said against.
+    pub(in crate::source) fn fit() -> Catalog {
+        let column = |name: &str| PublishedColumn { name: name.to_owned(), generated: String::new() };
+        Catalog {
             publication: Some(Publication {
                 oid: 10,
                 row_version: "700".to_owned(),
                 owner: "16".to_owned(),
-                flags,
+                flags: Flags { insert: true, ..Flags::default() },
                 ..Publication::default()
             }),
             table: Some(PublishedTable {
                 oid: 20,
                 kind: "r".to_owned(),
                 persistence: "p".to_owned(),
+                columns: ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec(),
                 ..PublishedTable::default()
             }),
             table_now_called: Some("outbox".to_owned()),
-            members: vec![Member { through: "table".to_owned(), oid: 30, ..Member::default() }],
+            members: vec![member(0, "outbox")],
             ..Catalog::default()
-        };
+        }
+    }
+
+    pub(in crate::source) fn member(level: u32, relation: &str) -> Member {
+        Member { level, relation: relation.to_owned(), through: "table".to_owned(), oid: 30, ..Member::default() }
+    }
+
+    fn changed_by(change: impl FnOnce(&mut Catalog)) -> Fingerprint {
+        let mut catalog = fit();
         change(&mut catalog);
         Fingerprint::of(&catalog, "walrelay_orders", &"outbox".parse().unwrap())
     }

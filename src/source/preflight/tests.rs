@@ -3,14 +3,11 @@
 use super::*;
 use crate::config::EventSource;
 use crate::position::Lsn;
-use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedColumn, PublishedTable};
+use crate::source::catalog::tests::{fit as fit_catalog, member};
+use crate::source::catalog::{Catalog, Flags, Member, PublishedColumn, PublishedTable};
 
 fn outbox() -> OutboxConfig {
     OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }
-}
-
-fn member(level: u32, relation: &str) -> Member {
-    Member { level, relation: relation.to_owned(), through: "table".into(), oid: 30, ..Member::default() }
 }
 
 fn some(text: &str) -> Option<String> {
@@ -19,7 +16,6 @@ fn some(text: &str) -> Option<String> {
 
 /// A server, slot, publication and table nothing can be said against.
 fn fit() -> Facts {
-    let column = |name: &str| PublishedColumn { name: name.to_owned(), generated: String::new() };
     Facts {
         server: Server {
             version_num: 170_011,
@@ -44,22 +40,7 @@ fn fit() -> Facts {
             failover: Some(true),
             ..Slot::default()
         }),
-        catalogs: vec![Catalog {
-            publication: Some(Publication {
-                oid: 10,
-                flags: Flags { insert: true, ..Flags::default() },
-                ..Publication::default()
-            }),
-            table: Some(PublishedTable {
-                oid: 20,
-                kind: "r".into(),
-                persistence: "p".into(),
-                columns: ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec(),
-                ..PublishedTable::default()
-            }),
-            members: vec![member(0, "outbox")],
-            ..Catalog::default()
-        }],
+        catalogs: vec![fit_catalog()],
         ..Facts::default()
     }
 }
