@@ -37,7 +37,7 @@ use tokio::time::Instant;
 use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
 use options::{Options, Transactional};
-use partitions::{Openings, Release, Waiting, hash};
+use partitions::{Openings, Waiting, hash};
 use producer::{FULL_RETRY, Inner, Probe, Producer};
 
 use super::{Connection, Delivery, EnqueueError, Sink};
@@ -204,17 +204,15 @@ impl KafkaSink {
         let context = self.inner.client.context();
         self.openings.release(topic, &context.partitioner, |waiting, destination| {
             context.partitioner.expect(destination.count, waiting.hash);
-            waiting.record.with_record(|record| match self.inner.send_event(record, waiting.ticket) {
-                Ok(()) => Release::Sent,
-                Err(error) if is_full(&error) => Release::Full,
-                Err(error) => {
+            waiting.record.with_record(|record| {
+                let sent = self.inner.send_event(record, waiting.ticket);
+                if let Err(error) = &sent {
                     self.inner.shared.advance(Life::Failed);
-                    self.failures.push(context.failure(record, waiting.ticket, &error));
-                    Release::Failed
+                    self.failures.push(context.failure(record, waiting.ticket, error));
                 }
+                sent.is_ok()
             })
         });
-        self.full |= self.openings.is_held_up();
     }
 
     /// Reports the failure first that stops the relay; of a batch that was refused for its size, the largest record first.

@@ -10,7 +10,7 @@
 //! producer. Records of other partitions do not wait. A waiting record counts as enqueued, and towards the limits.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ struct Topic {
     partitions: Vec<State>,
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
-    waiting: VecDeque<Waiting>,
+    waiting: Vec<Waiting>,
     sent: u64,
 }
 
@@ -130,15 +130,6 @@ pub(super) struct Waiting {
     /// The partition that was chosen by the row, if one was.
     pub(super) given: Option<i32>,
     pub(super) record: OwnedRecord,
-}
-
-/// The result of offering a record that waited.
-pub(super) enum Release {
-    Sent,
-    /// The queue is full: neither this record nor any behind it is sent now.
-    Full,
-    /// The record can never be sent, and so none behind it.
-    Failed,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -155,8 +146,6 @@ pub(super) struct Destination {
 pub(super) struct Openings {
     names: HashMap<String, usize>,
     topics: Vec<Topic>,
-    /// Topics in which a release ended before all that could go had gone: nothing may overtake what is left.
-    held_up: Vec<usize>,
     /// Records that open a partition, until they are acked.
     firsts: HashMap<Ticket, Destination>,
     /// The partitioner's version that `topics` has.
@@ -166,14 +155,7 @@ pub(super) struct Openings {
 
 impl Openings {
     pub(super) fn new(now: Instant) -> Self {
-        Openings {
-            names: HashMap::new(),
-            topics: Vec::new(),
-            held_up: Vec::new(),
-            firsts: HashMap::new(),
-            version: 0,
-            now,
-        }
+        Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
     }
 
     /// Sets the time. The sink does so when it takes acks, and not for each record.
@@ -197,12 +179,12 @@ impl Openings {
             None => {
                 let index = self.topics.len();
                 self.names.insert(topic.to_owned(), index);
-                let (count, partitions, waiting) = (partitioner.count(topic), Vec::new(), VecDeque::new());
+                let (count, partitions, waiting) = (partitioner.count(topic), Vec::new(), Vec::new());
                 self.topics.push(Topic { count, partitions, unplaced: false, waiting, sent: 0 });
                 index
             }
         };
-        self.destination_in(index, hash, given).filter(|_| !self.held_up.contains(&index))
+        self.destination_in(index, hash, given)
     }
 
     fn destination_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Destination> {
@@ -225,40 +207,27 @@ impl Openings {
     pub(super) fn wait(&mut self, topic: &str, waiting: Waiting) {
         let topic = self.names.get(topic).and_then(|index| self.topics.get_mut(*index));
         if let Some(topic) = topic {
-            topic.waiting.push_back(waiting);
+            topic.waiting.push(waiting);
         }
     }
 
-    /// Whether a release ended before all that could go had gone.
-    pub(super) fn is_held_up(&self) -> bool {
-        !self.held_up.is_empty()
-    }
-
-    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open.
+    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open. Where one cannot be
+    /// sent, none behind it ever is.
     pub(super) fn release(
         &mut self,
         index: usize,
         partitioner: &KeyPartitioner,
-        mut send: impl FnMut(&Waiting, Destination) -> Release,
+        mut send: impl FnMut(&Waiting, Destination) -> bool,
     ) {
-        self.held_up.retain(|held_up| *held_up != index);
         let Some(topic) = self.topics.get_mut(index) else { return };
-        let mut waiting = std::mem::take(&mut topic.waiting);
-        let mut kept = VecDeque::new();
-        while let Some(next) = waiting.pop_front() {
+        let waiting = std::mem::take(&mut topic.waiting);
+        let mut kept = Vec::new();
+        for next in waiting {
             self.refresh(partitioner);
-            let Some(destination) = self.destination_in(index, next.hash, next.given) else {
-                kept.push_back(next);
-                continue;
-            };
-            match send(&next, destination) {
-                Release::Sent => self.sent(destination, next.ticket, partitioner),
-                Release::Full => {
-                    kept.push_back(next);
-                    kept.append(&mut waiting);
-                    self.held_up.push(index);
-                }
-                Release::Failed => waiting.clear(),
+            match self.destination_in(index, next.hash, next.given) {
+                None => kept.push(next),
+                Some(destination) if send(&next, destination) => self.sent(destination, next.ticket, partitioner),
+                Some(_) => break,
             }
         }
         if let Some(topic) = self.topics.get_mut(index) {
@@ -297,7 +266,7 @@ impl Openings {
 
     /// These were acked. Gives the topics in which something may be released.
     pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<usize> {
-        let mut opened = self.held_up.clone();
+        let mut opened = Vec::new();
         if self.firsts.is_empty() {
             return opened;
         }
@@ -377,23 +346,16 @@ mod tests {
             destination.is_some()
         }
 
-        /// Acks, and gives what was released up to where `room` ends.
-        fn ack(&mut self, ticket: u64, room: usize) -> Vec<u64> {
+        /// Acks, and gives what was released.
+        fn ack(&mut self, ticket: u64) -> Vec<u64> {
             let mut released = Vec::new();
             for topic in self.openings.acked(&[Ticket(ticket)]) {
-                self.release(topic, room, &mut released);
+                self.openings.release(topic, &self.partitioner, |waiting, _| {
+                    released.push(waiting.ticket.0);
+                    true
+                });
             }
             released
-        }
-
-        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) {
-            self.openings.release(topic, &self.partitioner, |waiting, _| {
-                if released.len() == room {
-                    return Release::Full;
-                }
-                released.push(waiting.ticket.0);
-                Release::Sent
-            });
         }
     }
 
@@ -487,9 +449,9 @@ mod tests {
         assert!(!lab.enqueue(0, 1) && !lab.enqueue(2, 2), "wait for it");
         assert!(lab.enqueue(1, 3), "opens the other");
         assert!(!lab.enqueue(1, 4) && !lab.enqueue(0, 5));
-        assert_eq!(lab.ack(3, 9), [4], "and not what waits elsewhere");
+        assert_eq!(lab.ack(3), [4], "and not what waits elsewhere");
         assert!(lab.enqueue(1, 6), "nothing waits there any more");
-        assert_eq!(lab.ack(0, 9), [1, 2, 5]);
+        assert_eq!(lab.ack(0), [1, 2, 5]);
         assert!(lab.enqueue(0, 7));
     }
 
@@ -500,22 +462,8 @@ mod tests {
         assert!(lab.enqueue(0, 0));
         assert!((1..5).all(|ticket| !lab.enqueue(u32::try_from(ticket).unwrap() % 2, ticket)));
         lab.told(2);
-        assert_eq!(lab.ack(0, 9), [1, 2], "the first of each");
-        assert_eq!(lab.ack(2, 9), [4]);
-        assert_eq!(lab.ack(1, 9), [3]);
-    }
-
-    #[test]
-    fn no_record_overtakes_those_delayed_by_a_full_queue() {
-        let mut lab = Lab::with(1);
-        lab.enqueue(0, 0);
-        assert!((1..4).all(|ticket| !lab.enqueue(0, ticket)));
-        assert_eq!(lab.ack(0, 1), [1]);
-        assert!(!lab.enqueue(0, 4), "2 and 3 come first");
-        let mut released = Vec::new();
-        lab.release(0, 9, &mut released);
-        assert!(!lab.openings.is_held_up());
-        assert_eq!(released, [2, 3, 4]);
-        assert!(lab.enqueue(0, 5));
+        assert_eq!(lab.ack(0), [1, 2], "the first of each");
+        assert_eq!(lab.ack(2), [4]);
+        assert_eq!(lab.ack(1), [3]);
     }
 }
