@@ -87,7 +87,6 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
     let survey =
         replay.survey(&mut |table, read, of| bar.at(read, Some(of), || format!("rows of {table} read"))).await?;
     drop(bar);
-    let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
     let (dry_run, notes) = (consent.dry_run, replay.notes().to_vec());
     let mut report = Report { dry_run, survey, notes, ..Report::default() };
     if let Some(error) = report.fault(&wanted) {
@@ -100,8 +99,7 @@ pub(crate) async fn replay(args: &ReplayArgs) -> Outcome {
         return Ok(());
     }
     let sink = AnySink::connect(&config)?;
-    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    for missing in sink.missing(&topics, CHECK_TIMEOUT).await? {
+    for missing in sink.missing(&report.survey.topics(), CHECK_TIMEOUT).await? {
         report.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
     }
     // The transaction stays open until the answer, and holds back vacuum.

@@ -20,7 +20,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub(crate) use resolver::{Progress, Resolver};
-pub(crate) use scan::{Counts, DeadLetterFilter, DeadLetterScope, Scan};
+pub(crate) use scan::{Counts, DeadLetterFilter, DeadLetterScope, Say, Scan};
 
 pub(crate) use crate::replay::SendEnd;
 pub(crate) use crate::sink::kafka::topic_reader::Header;

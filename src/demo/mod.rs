@@ -148,7 +148,7 @@ async fn run_against(options: &DemoRun, broker: &Broker, load: &workload::Settin
     relay.await.map_err(|error| Error::new(Kind::Bug, format!("the relay's task: {error}")))??;
     let verdict = verify::verify(&committed, &consumer.finish().await?);
     let peak_memory_bytes = memory_bytes(std::process::id(), "VmHWM:");
-    Ok(Report { seconds, seed, postgres, broker: kind, peak_memory_bytes, ..Report::new(&verdict) })
+    Ok(Report { seconds, seed, postgres, broker: kind, peak_memory_bytes, ..Report::new(verdict) })
 }
 
 /// Waits for the end of the time to write, and tells the progress now and then. Returns the seconds that passed. Ends
@@ -222,8 +222,8 @@ mod tests {
     async fn a_run_whose_events_all_arrive_is_verified() {
         let report = report(&options(), pending()).await.unwrap();
         assert!(report.verified, "{report}");
-        assert!(report.committed > 0, "{report}");
-        assert!(report.commit_to_ack_p50_ms.is_some());
+        assert!(report.verdict.committed > 0, "{report}");
+        assert!(report.verdict.commit_to_ack_p50_ms.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread")]

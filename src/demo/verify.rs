@@ -123,27 +123,28 @@ impl Findings {
 }
 
 /// The outcome.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Verdict {
     /// Committed events.
     pub committed: u64,
     /// Of those, how many arrived.
     pub delivered: u64,
     /// The defects.
+    #[serde(flatten)]
     pub findings: Findings,
-    /// From commit to arrival of each event's first delivery, microseconds, ascending; empty where the server does not
-    /// keep commit times.
-    pub latencies_us: Vec<i64>,
+    /// Half of the events took at most this from their commit's time to a reader of the topic, in milliseconds: an upper
+    /// bound of the time from commit to ack. None where the server does not keep commit times.
+    pub commit_to_ack_p50_ms: Option<f64>,
+    /// 99 of 100 events took at most this.
+    pub commit_to_ack_p99_ms: Option<f64>,
 }
 
-impl Verdict {
-    /// The latency that this share of events (0.0 to 1.0) does not exceed, in milliseconds.
-    pub(crate) fn latency_ms(&self, share: f64) -> Option<f64> {
-        let last = self.latencies_us.len().checked_sub(1)?;
-        let rank = (share.clamp(0.0, 1.0) * self.latencies_us.len() as f64).ceil() as usize;
-        let micros = self.latencies_us.get(rank.saturating_sub(1).min(last))?;
-        Some(*micros as f64 / 1000.0)
-    }
+/// The latency that this share of events (0.0 to 1.0) does not exceed, in milliseconds.
+fn latency_ms(ascending_us: &[i64], share: f64) -> Option<f64> {
+    let last = ascending_us.len().checked_sub(1)?;
+    let rank = (share.clamp(0.0, 1.0) * ascending_us.len() as f64).ceil() as usize;
+    let micros = ascending_us.get(rank.saturating_sub(1).min(last))?;
+    Some(*micros as f64 / 1000.0)
 }
 
 /// Compares the records with the committed events. Records may come in any order: that of their offsets counts.
@@ -188,7 +189,13 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
     findings.lost = lost.map(|row| format!("{} (version {} of {})", row.id, row.version, row.aggregate)).collect();
     findings.unread = unread(&records, topics);
     latencies_us.sort_unstable();
-    Verdict { committed: committed.len() as u64, delivered: seen.len() as u64, findings, latencies_us }
+    Verdict {
+        committed: committed.len() as u64,
+        delivered: seen.len() as u64,
+        findings,
+        commit_to_ack_p50_ms: latency_ms(&latencies_us, 0.50),
+        commit_to_ack_p99_ms: latency_ms(&latencies_us, 0.99),
+    }
 }
 
 /// Offsets below the ends that nobody read. `records` is sorted.
@@ -223,15 +230,8 @@ pub(crate) struct Report {
     pub postgres: u32,
     /// `mock` or `named`.
     pub broker: &'static str,
-    pub committed: u64,
-    pub delivered: u64,
     #[serde(flatten)]
-    pub(super) findings: Findings,
-    /// Half of the events took at most this from their commit's time to a reader of the topic, in milliseconds: an upper
-    /// bound of the time from commit to ack.
-    pub commit_to_ack_p50_ms: Option<f64>,
-    /// 99 of 100 events took at most this.
-    pub commit_to_ack_p99_ms: Option<f64>,
+    pub(super) verdict: Verdict,
     /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is one, mock broker.
     pub peak_memory_bytes: Option<u64>,
     pub(super) examples: Vec<String>,
@@ -239,28 +239,20 @@ pub(crate) struct Report {
 
 impl Report {
     /// The fields that follow from the verdict; the rest is empty.
-    pub(super) fn new(verdict: &Verdict) -> Self {
-        let findings = verdict.findings.clone();
-        Report {
-            // A run in which nothing was committed shows nothing.
-            verified: findings == Findings::default() && verdict.committed > 0,
-            committed: verdict.committed,
-            delivered: verdict.delivered,
-            commit_to_ack_p50_ms: verdict.latency_ms(0.50),
-            commit_to_ack_p99_ms: verdict.latency_ms(0.99),
-            examples: findings.examples(EXAMPLES_OF_EACH),
-            findings,
-            ..Report::default()
-        }
+    pub(super) fn new(verdict: Verdict) -> Self {
+        // A run in which nothing was committed shows nothing.
+        let verified = verdict.findings == Findings::default() && verdict.committed > 0;
+        Report { verified, examples: verdict.findings.examples(EXAMPLES_OF_EACH), verdict, ..Report::default() }
     }
 
     /// The sentence for the error of a run that did not verify.
     pub(crate) fn summary(&self) -> String {
-        if self.committed == 0 {
+        let Verdict { committed, delivered, .. } = self.verdict;
+        if committed == 0 {
             return "nothing was committed, so nothing was shown".to_owned();
         }
         let first = self.examples.first().map(|example| format!("; first: {example}")).unwrap_or_default();
-        format!("{} of {} events arrived, and not all as they should{first}", self.delivered, self.committed)
+        format!("{delivered} of {committed} events arrived, and not all as they should{first}")
     }
 }
 
@@ -269,10 +261,10 @@ impl fmt::Display for Report {
         let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
         let memory =
             self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-        let of = &self.findings;
+        let Verdict { committed, delivered, findings: of, .. } = &self.verdict;
         let mut rows = vec![
-            ("committed", self.committed.to_string()),
-            ("delivered", self.delivered.to_string()),
+            ("committed", committed.to_string()),
+            ("delivered", delivered.to_string()),
             ("lost", of.lost.len().to_string()),
             ("duplicated", of.duplicates.to_string()),
             ("out of order", of.out_of_order.len().to_string()),
@@ -282,8 +274,8 @@ impl fmt::Display for Report {
         let rare = rare.into_iter().filter(|(_, count)| *count > 0);
         rows.extend(rare.map(|(name, count)| (name, count.to_string())));
         rows.extend([
-            ("commit to reader, p50", millis(self.commit_to_ack_p50_ms)),
-            ("commit to reader, p99", millis(self.commit_to_ack_p99_ms)),
+            ("commit to reader, p50", millis(self.verdict.commit_to_ack_p50_ms)),
+            ("commit to reader, p99", millis(self.verdict.commit_to_ack_p99_ms)),
             ("peak memory", memory),
             ("verified", if self.verified { "yes" } else { "NO" }.to_owned()),
         ]);
@@ -415,33 +407,33 @@ mod tests {
         }
         let examples = verify(&rows, &deliver(&rows[1..])).findings.examples(5);
         assert_eq!(examples, ["lost: event order-1/1 (version 1 of order-1)"]);
-        assert_eq!(verify(&rows, &deliver(&rows)).latency_ms(0.5), Some(5.0));
+        assert_eq!(verify(&rows, &deliver(&rows)).commit_to_ack_p50_ms, Some(5.0));
         assert_ne!(fingerprint(None), fingerprint(Some(b"")));
     }
 
     #[test]
     fn percentiles_take_the_nearest_rank() {
-        let verdict = Verdict { latencies_us: (1..=100).map(|ms| ms * 1000).collect(), ..Verdict::default() };
-        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| verdict.latency_ms(share).unwrap()), [1.0, 50.0, 99.0, 100.0]);
-        assert_eq!(Verdict::default().latency_ms(0.5), None);
+        let ascending_us: Vec<i64> = (1..=100).map(|ms| ms * 1000).collect();
+        let found = [0.0, 0.5, 0.99, 1.0].map(|share| latency_ms(&ascending_us, share).unwrap());
+        assert_eq!(found, [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!(latency_ms(&[], 0.5), None);
     }
 
     #[test]
     fn a_report_is_an_aligned_table_or_json_and_nothing_committed_is_not_verified() {
-        let verdict =
-            Verdict { committed: 20_000, delivered: 20_000, latencies_us: vec![5_000; 9], ..Verdict::default() };
-        let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(&verdict) };
+        let verdict = Verdict { committed: 20_000, delivered: 20_000, ..Verdict::default() };
+        let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(verdict) };
         assert!(report.verified);
         let text = report.to_string();
         let value_ends: Vec<_> = text.lines().map(|line| line.split("  whole").next().unwrap().len()).collect();
         assert!(value_ends.iter().all(|end| *end == value_ends[0]), "{value_ends:?}\n{text}");
         assert!(text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"), "{text}");
         assert!(!text.contains("phantom") && text.contains("64 MiB"), "{text}");
-        let nothing = Report::new(&Verdict::default());
+        let nothing = Report::new(Verdict::default());
         assert!(!nothing.verified && nothing.summary().contains("nothing was committed"));
         let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
         let json =
-            serde_json::to_value(Report::new(&Verdict { committed: 10, findings, ..Verdict::default() })).unwrap();
+            serde_json::to_value(Report::new(Verdict { committed: 10, findings, ..Verdict::default() })).unwrap();
         assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
         assert!(json["commit_to_ack_p99_ms"].is_null());
     }

@@ -25,7 +25,7 @@ use crate::config::layers::Flags;
 use crate::dead_letters::resolver::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
     self as library, At, DeadLetter, DeadLetterFilter, DeadLetterScope, Header as LetterHeader, Outcome as Settles,
-    Progress, Resolver, Scan, SendEnd,
+    Progress, Resolver, Say, Scan, SendEnd,
 };
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
@@ -139,9 +139,6 @@ impl Store for DeadLetters {
     }
 }
 
-/// Reports the number of records that were read, and of all.
-type OnRead<'s> = &'s mut dyn FnMut(u64, u64);
-
 #[derive(Debug)]
 struct Topic {
     config: Config,
@@ -184,7 +181,7 @@ impl Topic {
     /// Reads on a thread that may block.
     async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Topic, OnRead<'_>) -> Result<T> + Send + 'static,
+        read: impl FnOnce(&Topic, Say<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let topic = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || {
@@ -196,7 +193,7 @@ impl Topic {
         read.await.map_err(|error| reader_ended(&error))?
     }
 
-    fn scan(&self, wanted: &DeadLetterFilter, on_read: OnRead<'_>) -> Result<Option<Scan>> {
+    fn scan(&self, wanted: &DeadLetterFilter, on_read: Say<'_>) -> Result<Option<Scan>> {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, on_read)
     }
 
@@ -204,7 +201,7 @@ impl Topic {
         &self,
         scope: DeadLetterScope,
         limit: usize,
-        on_read: OnRead<'_>,
+        on_read: Say<'_>,
     ) -> Result<(Oldest, Option<library::Counts>)> {
         let mut oldest = Oldest::new();
         let Some(scan) = self.scan(&self.wanted, on_read)? else { return Ok((oldest, None)) };
@@ -216,7 +213,7 @@ impl Topic {
     }
 
     /// Finds dead letters that are not named by their place first: the scan keeps markers of known places only.
-    fn details(&self, payload: bool, on_read: OnRead<'_>) -> Result<(Vec<Event>, Option<library::Counts>)> {
+    fn details(&self, payload: bool, on_read: Say<'_>) -> Result<(Vec<Event>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
             let (oldest, counts) = self.oldest(DeadLetterScope::All, SHOWN_MAX, on_read)?;
@@ -240,7 +237,7 @@ impl Topic {
         Ok((shown.into_values().collect(), found.or(Some(counts))))
     }
 
-    fn survey(&self, change: Change, dry_run: bool, on_read: OnRead<'_>) -> Result<(Scan, Resolution)> {
+    fn survey(&self, change: Change, dry_run: bool, on_read: Say<'_>) -> Result<(Scan, Resolution)> {
         let Some(scan) = self.scan(&self.wanted, on_read)? else { return Err(self.missing()) };
         let (mut plan, reserved) = (Resolution::new(self.name(), change, dry_run), self.reserved());
         let counts = scan.letters(&self.wanted, DeadLetterScope::Unresolved, on_read, &mut |letter, _| {
