@@ -17,7 +17,8 @@ pub(crate) enum Failure {
     Error(Error),
     /// The reader of its output has ended, as in `walrelay status --watch | head -1`: not a fault.
     PipeClosed,
-    /// The command has printed its result, and ends with this code: that of another interface than walrelay's, or 0.
+    /// The command has printed its result, and ends with this code without an error: warnings of `doctor`, or the code of
+    /// another interface than walrelay's.
     ExitCode(u8),
 }
 
