@@ -1,4 +1,4 @@
-//! Events for tests, captures of real servers, and damage to a synthetic log.
+//! Events for tests, and captures of real servers, whole and damaged.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -148,84 +148,31 @@ fn rows_of_partitions_are_events_of_their_root() {
     }
 }
 
-const OUTBOX: u32 = 16_384;
-const ELSEWHERE: u32 = 16_385;
-
-/// What a row of the synthetic log is.
-#[derive(Debug, Clone, Copy)]
-enum Kind {
-    Event,
-    Elsewhere,
-    Update,
-    Redescribed,
-}
-
-#[derive(Debug, Clone)]
-struct Transaction {
-    rows: Vec<Kind>,
-    /// Bytes between the end of the last commit record and the start of this one; there may be none.
-    gap: u64,
-    commit_bytes: u64,
-}
-
-fn transactions() -> impl Strategy<Value = Vec<Transaction>> {
-    let kind = prop_oneof![
-        6 => Just(Kind::Event), 1 => Just(Kind::Elsewhere), 1 => Just(Kind::Update), 1 => Just(Kind::Redescribed),
-    ];
-    let transaction = (vec(kind, 0..6), prop_oneof![Just(0), 1..500_u64], 1..60_u64)
-        .prop_map(|(rows, gap, commit_bytes)| Transaction { rows, gap, commit_bytes });
-    vec(transaction, 1..8)
-}
-
-/// The log as the server sends it.
-fn log(transactions: &[Transaction]) -> Vec<Vec<u8>> {
-    let described = wire::relation(OUTBOX, "public", "outbox", &COLUMNS);
-    let elsewhere = wire::relation(ELSEWHERE, "public", "elsewhere", &["id"]);
-    let (mut sent, mut end) = (vec![elsewhere, described.clone()], 1_000_u64);
-    for (xid, transaction) in (1_u32..).zip(transactions) {
-        let commit_lsn = end + transaction.gap;
-        end = commit_lsn + transaction.commit_bytes;
-        sent.push(wire::begin(commit_lsn, i64::from(xid), xid));
-        sent.extend(transaction.rows.iter().map(|kind| match kind {
-            Kind::Event => {
-                wire::insert(OUTBOX, &[Value::Text(b"7"), Value::Text(b"t"), Value::Null, Value::Null, Value::Null])
-            }
-            Kind::Elsewhere => wire::insert(ELSEWHERE, &[Value::Null]),
-            Kind::Update => wire::update(OUTBOX, &[Value::Null], &[Value::Null]),
-            Kind::Redescribed => described.clone(),
-        }));
-        sent.push(wire::commit(commit_lsn, end, i64::from(xid)));
-    }
-    sent
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_log_is_an_error_or_comes_to_steps_and_never_panics(
-        transactions in transactions(),
-        damage in vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..6),
-        end_lsn in 0..3_000_u64,
+    fn a_damaged_capture_is_an_error_or_comes_to_steps_and_never_panics(
+        which in any::<prop::sample::Index>(),
+        damage in vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..30),
+        resume in proptest::option::of(any::<prop::sample::Index>()),
         partial in proptest::option::of((0..3_000_u64, 1..4_u64)),
     ) {
-        let mut messages = log(&transactions);
+        let mut messages = messages(which.get(&CAPTURES).1);
+        let end_lsn = resume.map_or(Lsn::ZERO, |resume| resume.get(&messages).0);
         for (which, at, byte, lost) in damage {
             if lost {
                 messages.remove(which.index(messages.len()));
             } else {
-                let message: &mut Vec<u8> = which.get_mut(&mut messages);
-                *at.get_mut(message.as_mut_slice()) = byte;
-            }
-            if messages.is_empty() {
-                break;
+                *at.get_mut(which.get_mut(&mut messages).1.as_mut_slice()) = byte;
             }
         }
-        let partial = partial.map(|(bytes, index)| Partial { commit_lsn: Lsn::new(end_lsn + bytes), index });
-        let mut assembler = Assembler::new(&[outbox()], Position { end_lsn: Lsn::new(end_lsn), partial });
+        let partial =
+            partial.map(|(bytes, index)| Partial { commit_lsn: Lsn::new(end_lsn.as_u64() + bytes), index });
+        let mut assembler = Assembler::new(&[outbox()], Position { end_lsn, partial });
         let mut inside = None;
-        for message in &messages {
-            match assembler.feed(message, Lsn::ZERO) {
+        for (wal_start, message) in &messages {
+            match assembler.feed(message, *wal_start) {
                 Ok(Step::Begin { commit_lsn, .. }) => inside = Some((commit_lsn, 0)),
                 Ok(Step::Commit { commit_lsn, end_lsn }) => {
                     prop_assert_eq!(inside.take().map(|(begun, _)| begun), Some(commit_lsn));

@@ -281,20 +281,10 @@ mod tests {
                 "xid8" => (5069, "xid8"),
                 other => panic!("{other}"),
             };
-            Column {
-                name: name.to_owned(),
-                written: name.to_owned(),
-                type_name: base_type.to_owned(),
-                type_modifier: -1,
-                base: BaseType {
-                    name: base.to_owned(),
-                    oid: base_oid,
-                    sql: base_type.to_owned(),
-                    is_ordered: true,
-                    ..BaseType::default()
-                },
-                ..Column::default()
-            }
+            let (name, type_name) = (name.to_owned(), base_type.to_owned());
+            let (sql, base) = (type_name.clone(), base.to_owned());
+            let base = BaseType { name: base, oid: base_oid, sql, is_ordered: true, ..BaseType::default() };
+            Column { written: name.clone(), name, type_name, type_modifier: -1, base, ..Column::default() }
         }
 
         pub(crate) fn with_default(self, sql: &str) -> Column {

@@ -113,8 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
-        let telemetry = Telemetry::new(ready_within);
-        let watchdog = Some(Duration::from_secs(60));
+        let (watchdog, telemetry) = (Some(Duration::from_secs(60)), Telemetry::new(ready_within));
         let manager = ServiceManager { socket: path.into(), watchdog, telemetry, was_ready: false };
         Told { socket, manager, _folder: folder }
     }
@@ -148,17 +147,6 @@ mod tests {
         assert_eq!(told.next(), [works, "WATCHDOG=1"], "it says so once");
         told.manager.tell_end();
         assert_eq!(told.read(), ["STATUS=Not at work: told to stop", "STOPPING=1", EXTENSION, "WATCHDOG=1"]);
-    }
-
-    #[test]
-    fn a_stand_by_has_started_and_a_relay_that_ended_says_why() {
-        let mut told = started(Duration::from_secs(30));
-        told.manager.telemetry.standing_by(Some("pid 7".to_owned()));
-        assert_eq!(told.next(), ["STATUS=Not at work: standing by: pid 7", "READY=1", "WATCHDOG=1"]);
-        told.manager.telemetry.health.halted("no slot");
-        told.manager.telemetry.failed(&Error::new(Kind::SlotUnusable, "no slot").remedy("create it"));
-        told.manager.tell_end();
-        assert_eq!(told.read()[0], "STATUS=Not ready: halted: no slot. Fix: create it.");
     }
 
     #[test]
