@@ -458,9 +458,9 @@ mod tests {
         let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
         assert_eq!(feed(&mut assembler, &wire::begin(100, 9, 1)), Ok(Step::Nothing));
         assert_eq!(feed(&mut assembler, &described()), Ok(Step::Relation { oid: OUTBOX, outbox: true }));
-        assert_eq!(feed(&mut assembler, &row("7")), Ok(Step::Nothing));
-        assert_eq!(feed(&mut assembler, &wire::delete(OUTBOX, &[])), Ok(Step::Nothing));
-        assert_eq!(feed(&mut assembler, &wire::commit(100, 130, 9)), Ok(Step::Nothing));
+        for message in [row("7"), wire::delete(OUTBOX, &[]), wire::commit(100, 130, 9)] {
+            assert_eq!(feed(&mut assembler, &message), Ok(Step::Nothing));
+        }
         assert_eq!(assembler.ignored(), Ignored::default());
         let begun = Step::Begin { commit_lsn: Lsn::new(130), xid: 2 };
         assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(begun));
@@ -522,31 +522,25 @@ mod tests {
 
     #[test]
     fn what_a_server_may_not_send_is_an_error() {
-        let mut fresh = Assembler::new(&[outbox()], Position::default());
-        for (message, what) in [
-            (wire::commit(100, 130, 9), "a commit"),
-            (wire::update(OUTBOX, &[], &[]), "an update"),
-            (wire::delete(OUTBOX, &[]), "a delete"),
-            (wire::truncate(&[OUTBOX]), "a truncate"),
+        let messages = [described(), wire::begin(100, 7, 1), wire::commit(100, 130, 9)];
+        for (before, message, expected) in [
+            (0, wire::commit(100, 130, 9), "a commit outside a transaction"),
+            (0, wire::update(OUTBOX, &[], &[]), "an update outside a transaction"),
+            (0, wire::delete(OUTBOX, &[]), "a delete outside a transaction"),
+            (0, wire::truncate(&[OUTBOX]), "a truncate outside a transaction"),
+            (1, row("1"), "a row outside a transaction"),
+            (2, wire::begin(200, 9, 2), "a transaction inside a transaction"),
+            (2, wire::insert(99, &[]), "a row of table 99, which was not described"),
+            (2, wire::commit(101, 130, 9), "a commit of the transaction at 0/65, which is not the open one"),
+            (2, wire::commit(100, 100, 9), "a commit record that starts at 0/64 and ends at 0/64"),
+            (3, wire::begin(129, 9, 2), "a transaction that commits at 0/81, before 0/82, where the last one ended"),
         ] {
-            assert_eq!(protocol_fault(&mut fresh, &message), format!("{what} outside a transaction"));
+            let mut assembler = Assembler::new(&[outbox()], Position::default());
+            feed_all(&mut assembler, &messages[..before]);
+            assert_eq!(protocol_fault(&mut assembler, &message), expected);
         }
-        feed(&mut fresh, &described()).unwrap();
-        assert_eq!(protocol_fault(&mut fresh, &row("1")), "a row outside a transaction");
-
-        let mut assembler = in_a_transaction(Position::default());
-        assert_eq!(protocol_fault(&mut assembler, &wire::begin(200, 9, 2)), "a transaction inside a transaction");
-        assert_eq!(
-            protocol_fault(&mut assembler, &wire::insert(99, &[])),
-            "a row of table 99, which was not described"
-        );
-        let other = "a commit of the transaction at 0/65, which is not the open one";
-        assert_eq!(protocol_fault(&mut assembler, &wire::commit(101, 130, 9)), other);
-        let empty = "a commit record that starts at 0/64 and ends at 0/64";
-        assert_eq!(protocol_fault(&mut assembler, &wire::commit(100, 100, 9)), empty);
-        feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap();
-        let backwards = "a transaction that commits at 0/81, before 0/82, where the last one ended";
-        assert_eq!(protocol_fault(&mut assembler, &wire::begin(129, 9, 2)), backwards);
+        let mut assembler = Assembler::new(&[outbox()], Position::default());
+        feed_all(&mut assembler, &messages);
         assert!(feed(&mut assembler, &wire::begin(130, 9, 2)).is_ok(), "the next may begin where the last ended");
     }
 

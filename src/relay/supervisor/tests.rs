@@ -192,11 +192,7 @@ async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()>
 }
 
 /// Lives follow one another as in [`Relay::run`]; gives what came of it, and the waits between.
-async fn driven(on_error: &str, of: (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
-    driven_by(&mut relay(on_error), of, row).await
-}
-
-async fn driven_by(relay: &mut Relay, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
+async fn driven(relay: &mut Relay, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
     let mut waits = Vec::new();
     for _ in 0..LIVES {
         let mut pipeline = begin(relay, Failing::new(code, at));
@@ -265,7 +261,7 @@ async fn each_broker_error_has_the_expected_disposition_and_remedy() {
         for on_error in MODES {
             for (code, at) in codes.iter().flat_map(|code| [(*code, At::Enqueue), (*code, At::Delivery)]) {
                 let of = format!("{code:?} at {at:?} with {on_error}");
-                let (came, waits) = driven(on_error, (code, at), &PLACED).await;
+                let (came, waits) = driven(&mut relay(on_error), (code, at), &PLACED).await;
                 let ends = match disposition {
                     Disposition::Retry => {
                         assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{of}: {came:?}");
@@ -302,7 +298,7 @@ async fn each_broker_error_has_the_expected_disposition_and_remedy() {
 #[tokio::test(start_paused = true)]
 async fn an_unlisted_broker_error_is_retried_without_end() {
     for on_error in MODES {
-        let (came, waits) = driven(on_error, (Unknown, At::Delivery), &PLACED).await;
+        let (came, waits) = driven(&mut relay(on_error), (Unknown, At::Delivery), &PLACED).await;
         assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{on_error}: {came:?}");
     }
 }
@@ -310,7 +306,7 @@ async fn an_unlisted_broker_error_is_retried_without_end() {
 #[tokio::test(start_paused = true)]
 async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
     for on_error in MODES {
-        match driven(on_error, (NoError, At::Delivery), &UNROUTABLE).await {
+        match driven(&mut relay(on_error), (NoError, At::Delivery), &UNROUTABLE).await {
             (Came::Ended(error), _) if on_error == "stop" => {
                 assert_eq!(error.kind(), Kind::Event);
                 assert!(error.cause().contains("aggregatetype") && error.what_to_do().is_some(), "{error}");
@@ -337,7 +333,7 @@ async fn each_failed_attempt_is_counted_once() {
         ("park", TopicAuthorizationFailed, At::Delivery, "refused", 1),
     ] {
         let mut relay = relay(on_error);
-        let (came, _) = driven_by(&mut relay, (code, at), &PLACED).await;
+        let (came, _) = driven(&mut relay, (code, at), &PLACED).await;
         assert!(matches!(came, Came::WentOn(_)), "{on_error}: {came:?}");
         let text = relay.telemetry.encode().unwrap();
         let counted = text.lines().filter(|line| line.starts_with("walrelay_failed_attempts_total{"));
@@ -392,7 +388,7 @@ async fn an_event_with_max_attempts_is_tried_that_often() {
         outbox.max_attempts = Some("max".to_owned());
         outbox.need_only_routed();
         let row = [PLACED.as_slice(), &[Value::Text(max.as_bytes())]].concat();
-        let (came, waits) = driven_by(&mut relay, (UnknownTopic, At::Delivery), &row).await;
+        let (came, waits) = driven(&mut relay, (UnknownTopic, At::Delivery), &row).await;
         let Came::Ended(error) = came else { panic!("{max}: {came:?}") };
         assert_eq!((waits.len(), error.kind()), (retries, Kind::TopicRefused), "{max}");
     }
