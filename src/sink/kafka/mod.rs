@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::metadata::{Metadata, MetadataBroker};
 use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
 use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
-use producer::{FULL_RETRY, Inner, Probe, Producer};
+use producer::{Inner, Probe, Producer};
 
 use super::{Connection, Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
@@ -68,7 +68,6 @@ pub struct KafkaSink {
     spare: Reports,
     failures: Vec<Failure>,
     report_failures_at: Option<Instant>,
-    full: bool,
 }
 
 impl KafkaSink {
@@ -112,7 +111,6 @@ impl KafkaSink {
             spare: Reports::default(),
             failures: Vec::new(),
             report_failures_at: None,
-            full: false,
         })
     }
 
@@ -299,10 +297,6 @@ impl Sink for KafkaSink {
             self.openings.sent(destination, ticket, partitioner);
             return Ok(());
         };
-        if is_full(&error) {
-            self.full = true;
-            return Err(EnqueueError::Full);
-        }
         Err(self.refused(&error, record))
     }
 
@@ -316,33 +310,15 @@ impl Sink for KafkaSink {
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        loop {
-            if self.take_reports(into) {
-                self.full = false;
-                return;
-            }
-            let now = Instant::now();
-            let full_until = self.full.then(|| now + FULL_RETRY);
-            let wake_at = [full_until, self.report_failures_at.filter(|_| !self.failures.is_empty())];
+        while !self.take_reports(into) {
             let woken = self.inner.shared.wake.notified();
-            match wake_at.into_iter().flatten().min() {
+            match self.report_failures_at.filter(|_| !self.failures.is_empty()) {
                 None => woken.await,
-                Some(at) => {
-                    // Elapsed or woken: what matters is what lies there now.
-                    let elapsed = tokio::time::timeout_at(at, woken).await.is_err();
-                    if elapsed && full_until == Some(at) {
-                        self.full = false;
-                        self.take_reports(into);
-                        return;
-                    }
-                }
+                // Elapsed or woken: what matters is what lies there now.
+                Some(at) => tokio::time::timeout_at(at, woken).await.unwrap_or_default(),
             }
         }
     }
-}
-
-fn is_full(error: &KafkaError) -> bool {
-    error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull)
 }
 
 impl Drop for KafkaSink {

@@ -41,9 +41,6 @@ use crate::ledger::Ticket;
 use crate::route::Record;
 use crate::sink::Connection;
 
-/// How long a full queue is left alone before the same record is offered again.
-pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
-
 /// How long one poll waits for reports. Nothing interrupts it, and dropping the producer waits for its end.
 const POLL: Duration = Duration::from_millis(100);
 /// How often a client that has no record on its way is polled for errors.
@@ -483,7 +480,7 @@ impl Producer {
     ///
     /// A cancelled call leaves the record on its way.
     pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
-        let reply = self.sent(topic, partition, key, value).await?;
+        let reply = self.sent(topic, partition, key, value)?;
         reply.await.unwrap_or_else(|_| Err(closed()))
     }
 
@@ -497,7 +494,7 @@ impl Producer {
     /// # Errors
     /// It is not known to be committed. The producer is finished: what was committed has to be read.
     pub async fn commit(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
-        let reply = self.sent(topic, partition, key, value).await?;
+        let reply = self.sent(topic, partition, key, value)?;
         failpoint::reached("committing");
         let inner = self.alive()?;
         let committed = spawn_blocking(move || inner.commit_transaction());
@@ -522,28 +519,17 @@ impl Producer {
         self.shared.tracker.unusable().await
     }
 
-    /// Hands one record to librdkafka, once its queue is not full; the receiver is told what became of it.
-    async fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
-        loop {
-            match self.offer(topic, partition, key, value)? {
-                Some(reply) => return Ok(reply),
-                None => tokio::time::sleep(FULL_RETRY).await,
-            }
-        }
-    }
-
-    /// `None`: the queue is full.
-    fn offer(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Option<Reply>> {
+    /// Hands one record to librdkafka; the receiver is told what became of it.
+    fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
         let inner = self.alive()?;
         self.shared.sends_to(topic);
         let (opaque, reply) = self.shared.await_one();
         let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
-        let Err(error) = inner.send(record) else { return Ok(Some(reply)) };
-        self.shared.forget(opaque);
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
-            return Ok(None);
-        }
-        Err(inner.refusal(&error, Subject::of_record(topic, partition, key.len() + value.len())))
+        inner.send(record).map_err(|error| {
+            self.shared.forget(opaque);
+            inner.refusal(&error, Subject::of_record(topic, partition, key.len() + value.len()))
+        })?;
+        Ok(reply)
     }
 
     /// The producer, unless it was closed.

@@ -40,12 +40,6 @@ fn sink(cluster: &Cluster) -> KafkaSink {
     KafkaSink::connect(&config(cluster.bootstrap_servers(), &[])).unwrap()
 }
 
-fn sink_with_room_for_ten(cluster: &Cluster) -> KafkaSink {
-    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
-    options.client.set("queue.buffering.max.messages", "10");
-    KafkaSink::with_options(options).unwrap()
-}
-
 fn record<'a>(key: &'a [u8], value: &'a [u8]) -> Record<'a> {
     Record { topic: TOPIC, key: Some(key), value: Some(value), ..Record::default() }
 }
@@ -181,37 +175,6 @@ async fn errors_that_pass_are_retried_in_order_without_loss() {
     enqueue_numbers(&mut sink, OPENED..500);
     assert_eq!(acked(&delivered_too(&mut sink, deliveries, 500).await), (0..500).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 500)), (0..500).collect::<Vec<_>>());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_delivery() {
-    let cluster = cluster(1);
-    let mut sink = sink_with_room_for_ten(&cluster);
-    let (mut deliveries, mut full) = (open(&mut sink).await, 0);
-    for number in OPENED..1_000 {
-        while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
-            assert!(matches!(error, EnqueueError::Full), "{error:?}");
-            full += 1;
-            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.expect("nobody woke the queue");
-        }
-    }
-    assert!(full > 0, "the queue never was full");
-    let deliveries = delivered_too(&mut sink, deliveries, 1_000).await;
-    assert_eq!(acked(&deliveries), (0..1_000).collect::<Vec<_>>());
-    assert_eq!(numbers(&read(&cluster, 1, 1_000)), (0..1_000).collect::<Vec<_>>());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
-    let cluster = cluster(1);
-    let mut sink = sink_with_room_for_ten(&cluster);
-    open(&mut sink).await;
-    cluster.broker_down(-1).unwrap();
-    let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
-    assert!(matches!(refused, Some(EnqueueError::Full)), "{refused:?}");
-    let mut deliveries = Vec::new();
-    tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
-    assert!(deliveries.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
