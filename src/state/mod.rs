@@ -10,8 +10,6 @@ use crate::position::Position;
 use crate::sink::SinkHandle;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
-use kafka::KafkaStore;
-use postgres::PostgresStore;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
@@ -158,8 +156,8 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
 
 /// The store of `state.store`.
 pub(crate) enum Store {
-    Kafka(KafkaStore),
-    Postgres(PostgresStore),
+    Kafka(kafka::KafkaStore),
+    Postgres(postgres::PostgresStore),
     /// Keeps nothing: the slot's own position is all there is.
     ///
     /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
@@ -172,8 +170,12 @@ impl Store {
     pub(crate) async fn open(config: &Config, sink: &SinkHandle, control: &Control) -> Result<Store> {
         let state = &config.state;
         Ok(match state.store {
-            StoreKind::Kafka => Store::Kafka(KafkaStore::open(&config.kafka, state, sink.clone().kafka()?).await?),
-            StoreKind::Postgres => Store::Postgres(PostgresStore::open(control.clone(), state.key.as_str()).await?),
+            StoreKind::Kafka => {
+                Store::Kafka(kafka::KafkaStore::open(&config.kafka, state, sink.clone().kafka()?).await?)
+            }
+            StoreKind::Postgres => {
+                Store::Postgres(postgres::PostgresStore::open(control.clone(), state.key.as_str()).await?)
+            }
             StoreKind::Slot => Store::Slot,
         })
     }
