@@ -45,7 +45,6 @@ const LASTED: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     outage: Outage,
     pub(super) producer: RelayProducer,
-    sessions: u64,
     /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
     is_in_doubt: bool,
     /// Server and timeline of the last session.
@@ -76,7 +75,6 @@ impl Relay {
         Ok(Relay {
             outage: Outage::new(),
             producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?),
-            sessions: 0,
             is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
@@ -193,8 +191,7 @@ impl Relay {
         self.config.state.adopt_slot = false;
         let (start, published) = (session.start.identity.position, session.start.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
-        self.sessions += 1;
-        if self.sessions > 1 {
+        if self.walsender_pid.replace(session.walsender_pid).is_some() {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         pipeline.reconnected();
@@ -209,7 +206,6 @@ impl Relay {
         self.telemetry.connected(Side::Postgres, true);
         self.outage.streaming(start, &self.config);
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
-        self.walsender_pid = Some(session.walsender_pid);
         self.producer.watchdog.guard(pipeline.publisher.sink.handle());
         let (config, telemetry, watchdog, stop) =
             (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());

@@ -21,7 +21,7 @@ use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, TableFacts, Which, table_facts};
+use crate::poll::{Began, Reader, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
@@ -32,7 +32,7 @@ use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::Lease;
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::table_loop::{Query, Read, TableLoop};
+use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
@@ -57,12 +57,6 @@ const SLOT_MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 const SLOT_LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the creation of the slot may wait where the table can be polled instead.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A table that is read, and which outbox it is.
-struct OutboxTable {
-    number: usize,
-    facts: TableFacts,
-}
 
 /// Does what `lease` was taken for, without rows that are known to be `delivered`. Gives the sink back where the producer
 /// is still good, and says whether anything was stored.
@@ -114,14 +108,14 @@ pub(super) async fn run(
 }
 
 /// The sessions that read the tables and write to their rows.
-struct Opened {
+struct Opened<'c> {
     marker: Option<Arc<Marker>>,
     waiting: Vec<ParkedRef>,
     reader: Reader,
-    tables: Vec<OutboxTable>,
+    tables: Vec<OutboxTable<'c>>,
 }
 
-async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
+async fn open<'c>(config: &'c Config, task: &TableTask) -> Result<Opened<'c>> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     let mut tables = Vec::new();
@@ -133,7 +127,7 @@ async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
                 "rows do not tell their transaction: rows that are read again after a crash may be published twice: \
                  alter table {} add column xid xid8 not null default pg_current_xact_id()", facts.name);
         }
-        tables.push(OutboxTable { number, facts });
+        tables.push(OutboxTable { number, outbox, facts });
     }
     // Behind the tables, so that a setting Postgres does not take is named.
     let marker = Marker::of(config).await?;
@@ -150,7 +144,7 @@ async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
 struct Work<'a> {
     reading: TableLoop<'a>,
     reader: Reader,
-    tables: Vec<OutboxTable>,
+    tables: Vec<OutboxTable<'a>>,
     control: Control,
     /// A notification says that there are new rows.
     notified: Arc<Notify>,
@@ -201,7 +195,7 @@ impl Work<'_> {
         self.reading.save().await?;
         failpoint::reached("intended");
         let config = self.config;
-        let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
+        let tables = self.tables.iter().map(|table| (&table.facts, table.outbox));
         let may_give_way = can_poll(tables, config);
         let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
@@ -311,12 +305,8 @@ impl Work<'_> {
 
     /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not among them.
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
-        for OutboxTable { number, facts } in &self.tables {
-            let outbox = self.config.outboxes.get(*number);
-            let Some((outbox, pending)) = outbox.and_then(|outbox| Some((outbox, outbox.upkeep.pending.as_ref()?)))
-            else {
-                continue;
-            };
+        for table @ OutboxTable { number, outbox, facts } in &self.tables {
+            let Some(pending) = &outbox.upkeep.pending else { continue };
             let is_row = |row: &RowId| {
                 let values = outbox.key_columns().zip(row.values());
                 let values = values.map(|(column, value)| {
@@ -332,9 +322,8 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let query = Query { sql: &sql, total: None, facts, outbox, number: *number, lsn, via: Via::Replay };
-            let read = self.reading.table(&self.reader, &query).await?;
-            if read == Read::Stopped {
+            let query = Query { sql: &sql, total: None, table, lsn, via: Via::Replay };
+            if self.reading.table(&self.reader, &query).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
             self.reader.end().await?;
@@ -456,8 +445,7 @@ impl Work<'_> {
     /// `resumed` is the snapshot this was begun with, where that is not the transaction's own.
     async fn read(&mut self, lsn: Lsn, resumed: Option<&Snapshot>, counted: bool) -> Result<Option<u64>> {
         let mut read = 0;
-        for OutboxTable { number, facts } in &self.tables {
-            let Some(outbox) = self.config.outboxes.get(*number) else { continue };
+        for table @ OutboxTable { outbox, facts, .. } in &self.tables {
             let Some(catch_up) = &mut self.reading.stored.catch_up else { continue };
             if facts.oid < catch_up.table_oid {
                 continue;
@@ -488,18 +476,16 @@ impl Work<'_> {
                 let (slot, table) = (&self.config.source.slot, &facts.name);
                 tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the table");
             }
-            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
-            let query = Query { sql: &sql, total, facts, outbox, number: *number, lsn, via: Via::Table };
-            match self.reading.table(&self.reader, &query).await? {
-                Read::All => read += self.reading.publisher.counts().assembled - before,
-                Read::Stopped => return Ok(None),
-            }
+            let sql = rows(facts, outbox, &selection)?;
+            let query = Query { sql: &sql, total, table, lsn, via: Via::Table };
+            let Some(published) = self.reading.table(&self.reader, &query).await? else { return Ok(None) };
+            read += published;
         }
         Ok(Some(read))
     }
 }
 
-async fn begin(reader: &Reader, tables: &[OutboxTable], adopt: Option<&str>) -> Result<Began> {
+async fn begin(reader: &Reader, tables: &[OutboxTable<'_>], adopt: Option<&str>) -> Result<Began> {
     reader.begin(adopt, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await
 }
 

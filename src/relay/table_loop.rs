@@ -40,12 +40,6 @@ pub(crate) const ROWS_PER_TURN: usize = 256;
 /// Rows that a poller remembers; of more, some are published again.
 const ROWS_MAX: usize = 100_000;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Read {
-    All,
-    Stopped,
-}
-
 /// Publishes the rows of tables, one scan after another.
 pub(super) struct TableLoop<'a> {
     pub(super) shared: SharedLoop<'a>,
@@ -60,14 +54,19 @@ pub(super) struct TableLoop<'a> {
     next_store: Instant,
 }
 
+/// A table that is read, and which outbox it is.
+pub(super) struct OutboxTable<'c> {
+    pub(super) number: usize,
+    pub(super) outbox: &'c OutboxConfig,
+    pub(super) facts: TableFacts,
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct Query<'q> {
     pub(super) sql: &'q str,
     /// The number of rows, where that is known.
     pub(super) total: Option<u64>,
-    pub(super) facts: &'q TableFacts,
-    pub(super) outbox: &'q OutboxConfig,
-    pub(super) number: usize,
+    pub(super) table: &'q OutboxTable<'q>,
     /// The end of the log when the table is read.
     pub(super) lsn: Lsn,
     pub(super) via: Via,
@@ -95,8 +94,10 @@ impl Scan<'_> {
         match self.query.total.filter(|total| *total != self.read) {
             None => Ok(()),
             Some(total) => {
-                let cause =
-                    format!("{} rows of table {} were read, and there are {total}", self.read, self.query.facts.name);
+                let cause = format!(
+                    "{} rows of table {} were read, and there are {total}",
+                    self.read, self.query.table.facts.name
+                );
                 Err(Error::new(Kind::Bug, cause))
             }
         }
@@ -131,13 +132,13 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Publishes the rows of `query`.
+    /// Publishes the rows of `query`, and gives how many they are; none where the relay was told to stop.
     ///
     /// When it returns well, all are acked, and marked where rows are. Progress is stored where something is caught up with.
     /// Errors: of sessions, producer and store; a row that cannot be routed or produced. Progress is stored where
     /// possible.
-    pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
-        let Query { sql, facts, outbox, lsn, .. } = *query;
+    pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Option<u64>> {
+        let Query { sql, table: OutboxTable { facts, outbox, .. }, lsn, .. } = *query;
         let polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
@@ -170,7 +171,7 @@ impl<'a> TableLoop<'a> {
             }
         }
         self.advance(&mut scan);
-        if read.as_ref().is_ok_and(|read| *read == Read::All) {
+        if let Ok(Some(_)) = read {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
             self.shared.process.telemetry.metrics.table_scan_seconds.observe(began.elapsed().as_secs_f64());
@@ -179,7 +180,7 @@ impl<'a> TableLoop<'a> {
         read
     }
 
-    async fn pass(&mut self, scan: &mut Scan<'_>) -> Result<Read> {
+    async fn pass(&mut self, scan: &mut Scan<'_>) -> Result<Option<u64>> {
         loop {
             self.publisher.retry_pending()?;
             let now = Instant::now();
@@ -194,10 +195,10 @@ impl<'a> TableLoop<'a> {
             let drained = self.publisher.is_drained() && self.publisher.write_backs.is_empty();
             if self.shared.leaving.take_if(|leaving| drained || leaving.until <= now).is_some() {
                 self.save_to_last(scan).await?;
-                return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
+                return if drained { Ok(None) } else { Err(self.late()) };
             }
             if scan.ended && drained && self.shared.leaving.is_none() {
-                return scan.whole().map(|()| Read::All);
+                return scan.whole().map(|()| Some(scan.sent));
             }
             if self.is_full(scan, now) {
                 // The stored position is that after the last row in the transaction.
@@ -250,7 +251,7 @@ impl<'a> TableLoop<'a> {
 
     fn take(&mut self, scan: &mut Scan<'_>, row: &PolledRow) -> Result<()> {
         let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.query.via };
-        let event = scan.polled.event(place, scan.query.number, row.values());
+        let event = scan.polled.event(place, scan.query.table.number, row.values());
         let mut event = match event {
             Ok(event) => event,
             Err((column, fault)) => return Err(self.unfit(scan, column, fault)),
@@ -267,7 +268,7 @@ impl<'a> TableLoop<'a> {
         event.committed_at_us = now_us();
         self.publisher.publish(&event)?;
         scan.sent += 1;
-        scan.last = Some((scan.sent, row.key(scan.query.outbox)));
+        scan.last = Some((scan.sent, row.key(scan.query.table.outbox)));
         if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
             scan.checkpoints.extend(scan.last.take());
         }
@@ -277,7 +278,7 @@ impl<'a> TableLoop<'a> {
     fn log_progress(&self, scan: &mut Scan<'_>, now: Instant) {
         scan.next_progress_log = now + TELL_INTERVAL;
         let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
-        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.query.facts.name, scan.read);
+        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.query.table.facts.name, scan.read);
         tracing::info!(event = "reading_table", %slot, %table, rows, acked, of = scan.query.total, "reading the table");
     }
 
@@ -298,8 +299,8 @@ impl<'a> TableLoop<'a> {
     }
 
     fn unfit(&self, scan: &Scan<'_>, column: usize, fault: Fault) -> Error {
-        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.query.facts.name);
-        let name = scan.query.outbox.columns.get(column);
+        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.query.table.facts.name);
+        let name = scan.query.table.outbox.columns.get(column);
         let name = name.map(|name| quoted(name)).unwrap_or_default();
         let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
