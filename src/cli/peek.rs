@@ -20,7 +20,6 @@ use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::slot_now;
 use crate::route::Router;
-use crate::source::feedback::Feedback;
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state::check::{Start, reconcile};
@@ -125,7 +124,6 @@ pub(super) type Take<'t> = &'t mut dyn FnMut(&mut Route, &Event<'_>) -> Result<(
 /// A stream of the events of one slot. Nothing is consumed from the slot of a relay.
 pub(super) struct Peek {
     stream: WalStream,
-    feedback: Feedback,
     assembler: Assembler,
     /// Announces the server's shutdown, which would wait for the stream.
     sql: SqlSession,
@@ -184,7 +182,8 @@ impl Peek {
         until: Option<Lsn>,
     ) -> Result<Peek> {
         let Subject { source, outboxes, sql, facts, .. } = subject;
-        let started = WalStream::start(wal, &source.publication, source.max_message_bytes).await;
+        let started =
+            WalStream::start(wal, &source.publication, source.max_message_bytes, source.wal_sender_timeout).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
         let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
         let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;
@@ -194,8 +193,7 @@ impl Peek {
         // A type that is created meanwhile counts as no domain.
         let base_types = BaseTypes::new(facts.base_types(), Lsn::new(u64::MAX));
         assembler.set_catalog(facts.table_oids(&outboxes), base_types);
-        let feedback = Feedback::new(source.wal_sender_timeout, Instant::now());
-        Ok(Peek { stream, feedback, assembler, sql, source, routes, start, until })
+        Ok(Peek { stream, assembler, sql, source, routes, start, until })
     }
 
     /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
@@ -220,19 +218,14 @@ impl Peek {
     /// Waits until `work` is done, the socket is ready, or a status update is due, and queues that.
     async fn turn<T>(&mut self, reads: bool, work: impl Future<Output = T>) -> Result<Option<T>> {
         let (now, confirmed) = (Instant::now(), self.confirmed());
-        self.feedback.set_reading(reads, now);
-        let look_at = self.stream.answer(&mut self.feedback, now, confirmed)?.unwrap_or(now);
-        let io = tokio::select! {
+        let look_at = self.stream.answer(now, confirmed, reads)?.unwrap_or(now);
+        tokio::select! {
             biased;
-            done = work => return Ok(Some(done)),
-            ended = self.sql.closed() => return Err(ended.error().clone()),
-            io = self.stream.ready_io(reads) => io?,
-            () = sleep_until(look_at) => return Ok(None),
-        };
-        if io.received_bytes > 0 {
-            self.feedback.heard(Instant::now());
+            done = work => Ok(Some(done)),
+            ended = self.sql.closed() => Err(ended.error().clone()),
+            io = self.stream.ready_io(reads) => io.map(|_| None),
+            () = sleep_until(look_at) => Ok(None),
         }
-        Ok(None)
     }
 
     pub(super) async fn end(self) {
@@ -248,7 +241,7 @@ impl Peek {
 
     /// Takes the messages that have arrived. `true` after the last event of the range.
     fn take(&mut self, take: Take<'_>) -> Result<bool> {
-        let Peek { stream, assembler, source, feedback, routes, until, .. } = self;
+        let Peek { stream, assembler, source, routes, until, .. } = self;
         let is_end = |lsn: Lsn| until.is_some_and(|until| lsn >= until);
         while let Some(message) = stream.next(assembler.open_transaction())? {
             match message {
@@ -264,10 +257,7 @@ impl Peek {
                         Step::Nothing | Step::Begin { .. } | Step::Commit { .. } | Step::Relation { .. } => {}
                     }
                 }
-                WalMessage::Keepalive { wal_end, reply_requested } => {
-                    if reply_requested {
-                        feedback.reply_requested();
-                    }
+                WalMessage::Keepalive { wal_end, .. } => {
                     if is_end(wal_end) {
                         return Ok(true);
                     }

@@ -159,7 +159,7 @@ impl ReplicationLoop<'_> {
 
     /// Takes in messages that were read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
-        let StreamReader { wal, feedback, has_more, noticed, .. } = &mut self.session.stream;
+        let StreamReader { wal, has_more, noticed, .. } = &mut self.session.stream;
         // Also where intake has ended: nothing of what is left is for the next turn.
         *has_more = false;
         self.pipeline.publisher.retry_pending()?;
@@ -181,13 +181,10 @@ impl ReplicationLoop<'_> {
                         self.jobs.look_soon();
                     }
                 }
-                WalMessage::Keepalive { wal_end, reply_requested } => {
+                WalMessage::Keepalive { wal_end, .. } => {
                     self.shared.process.telemetry.metrics.keepalives.inc();
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     self.pipeline.keepalive(wal_end);
-                    if reply_requested {
-                        feedback.reply_requested();
-                    }
                 }
                 WalMessage::Notice(notice) if noticed.as_ref() == Some(&notice) => {}
                 WalMessage::Notice(notice) => {
@@ -246,9 +243,7 @@ impl ReplicationLoop<'_> {
     /// Errors: the server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
         let (reads, confirmed) = (self.reads(), self.pipeline.confirmable());
-        let StreamReader { wal, feedback, .. } = &mut self.session.stream;
-        feedback.set_reading(reads, now);
-        if let Some(until) = wal.answer(feedback, now, confirmed)? {
+        if let Some(until) = self.session.stream.wal.answer(now, confirmed, reads)? {
             return Ok(until);
         }
         self.shared.process.telemetry.metrics.status_updates.inc();

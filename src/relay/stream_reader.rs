@@ -1,10 +1,9 @@
-//! Reads the stream of one session: when to read again, what was read and is not taken in yet, and when to answer the server.
+//! Reads the stream of one session: when to read again, and what was read and is not taken in yet.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::source::feedback::Feedback;
 use crate::source::{Io, Notice, WalStream};
 
 /// Bytes that arrive this soon after the reader was ready came at once.
@@ -56,8 +55,6 @@ pub(super) struct Readiness {
 
 pub(super) struct StreamReader {
     pub(super) wal: WalStream,
-    /// When the server is answered, and when it is dead.
-    pub(super) feedback: Feedback,
     /// Whether messages were left in the buffer for the next turn.
     pub(super) has_more: bool,
     /// The last notice since the last change: a server that waits for a standby repeats it.
@@ -67,16 +64,8 @@ pub(super) struct StreamReader {
 }
 
 impl StreamReader {
-    pub(super) fn new(wal: WalStream, wal_sender_timeout: Duration) -> StreamReader {
-        let now = Instant::now();
-        StreamReader {
-            wal,
-            feedback: Feedback::new(wal_sender_timeout, now),
-            has_more: false,
-            noticed: None,
-            pacer: ReadPacer::new(now),
-            alarm: Alarm::new(),
-        }
+    pub(super) fn new(wal: WalStream) -> StreamReader {
+        StreamReader { wal, has_more: false, noticed: None, pacer: ReadPacer::new(Instant::now()), alarm: Alarm::new() }
     }
 
     /// Whether the bytes that were read wait for more: larger read batches make larger batches for Kafka. Not without `room`
@@ -108,9 +97,7 @@ impl StreamReader {
     /// The socket was read; `events` were taken in before.
     pub(super) fn was_read(&mut self, io: Io, events: u64) {
         if io.received_bytes > 0 {
-            let now = Instant::now();
-            self.feedback.heard(now);
-            self.pacer.read(now, io.received_bytes, self.wal.buffered_bytes(), events);
+            self.pacer.read(Instant::now(), io.received_bytes, self.wal.buffered_bytes(), events);
         }
     }
 

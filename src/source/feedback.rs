@@ -47,7 +47,8 @@ pub(crate) struct Feedback {
     heard_at: Instant,
     /// The time of the first request in the present silence.
     asked_at: Option<Instant>,
-    reply_due: bool,
+    /// Whether the server has requested a reply.
+    pub(super) reply_due: bool,
     reading: bool,
 }
 
@@ -58,7 +59,7 @@ struct Sent {
 }
 
 impl Feedback {
-    /// For a stream that starts `now` under this `wal_sender_timeout`.
+    /// For a stream that starts `now` under this `wal_sender_timeout`, and is not read yet.
     pub(crate) fn new(wal_sender_timeout: Duration, now: Instant) -> Self {
         let timeout = wal_sender_timeout.clamp(TIMEOUT_BOUNDS.0, TIMEOUT_BOUNDS.1);
         Feedback {
@@ -68,7 +69,7 @@ impl Feedback {
             heard_at: now,
             asked_at: None,
             reply_due: false,
-            reading: true,
+            reading: false,
         }
     }
 
@@ -76,10 +77,6 @@ impl Feedback {
     pub(crate) fn heard(&mut self, now: Instant) {
         self.heard_at = self.heard_at.max(now);
         self.asked_at = None;
-    }
-
-    pub(crate) fn reply_requested(&mut self) {
-        self.reply_due = true;
     }
 
     /// Reading stops or goes on (P5). While it is stopped, silence says nothing, and the kernel watches what is sent.
@@ -152,6 +149,7 @@ mod tests {
     fn started() -> (Feedback, Instant) {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, start);
+        feedback.set_reading(true, start);
         assert_eq!(feedback.action(start, Lsn::ZERO), Action::Send { reply_requested: false });
         feedback.sent(start, Lsn::ZERO, false);
         (feedback, start)
@@ -183,7 +181,7 @@ mod tests {
         let mut replies = 0;
         while now < start + ms(2000) {
             feedback.heard(now);
-            feedback.reply_requested();
+            feedback.reply_due = true;
             if let Action::Send { .. } = feedback.action(now, Lsn::ZERO) {
                 replies += 1;
                 feedback.sent(now, Lsn::ZERO, false);
@@ -191,7 +189,7 @@ mod tests {
             now += Duration::from_micros(50);
         }
         assert_eq!(replies, 100);
-        feedback.reply_requested();
+        feedback.reply_due = true;
         assert_eq!(feedback.action(now, Lsn::new(1)), Action::Send { reply_requested: false }, "with progress");
     }
 

@@ -95,6 +95,8 @@ pub(crate) struct WalStream<S = Transport> {
     stream: S,
     slot: SlotName,
     inbox: Inbox,
+    /// When the server is answered, and when it is dead.
+    feedback: Feedback,
     output: Output,
     received: Lsn,
     confirmed: Lsn,
@@ -125,13 +127,19 @@ struct Output {
 
 impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
-    pub(crate) async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
+    pub(crate) async fn start(
+        session: WalSession<S>,
+        publication: &str,
+        max_message_bytes: usize,
+        wal_sender_timeout: Duration,
+    ) -> Result<Self> {
         let (stream, mut inbox, slot) = session.start(publication).await?;
         inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
         Ok(WalStream {
             stream,
             slot,
             inbox,
+            feedback: Feedback::new(wal_sender_timeout, Instant::now()),
             output: Output::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
@@ -164,7 +172,10 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         };
         match message {
             WalMessage::Data { wal_start, wal_end, .. } => self.received = self.received.max(wal_start).max(wal_end),
-            WalMessage::Keepalive { wal_end, .. } => self.received = self.received.max(wal_end),
+            WalMessage::Keepalive { wal_end, reply_requested } => {
+                self.received = self.received.max(wal_end);
+                self.feedback.reply_due |= reply_requested;
+            }
             WalMessage::CopyDone => self.end = End::CopyDone,
             WalMessage::Notice(_) | WalMessage::ParameterStatus { .. } => {}
         }
@@ -192,15 +203,17 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.output.bytes.extend(status_update(status, now_us()));
     }
 
-    /// Queues a status update where one is due. Gives when to look again; none where one was queued.
+    /// Queues a status update where one is due. Gives when to look again; none where one was queued. `reads` says whether the
+    /// caller reads until then.
     /// Errors: the server fell silent (P5).
-    pub(crate) fn answer(&mut self, feedback: &mut Feedback, now: Instant, confirmed: Lsn) -> Result<Option<Instant>> {
-        match feedback.action(now, confirmed) {
+    pub(crate) fn answer(&mut self, now: Instant, confirmed: Lsn, reads: bool) -> Result<Option<Instant>> {
+        self.feedback.set_reading(reads, now);
+        match self.feedback.action(now, confirmed) {
             Action::Wait(until) => Ok(Some(until)),
             Action::Send { reply_requested } => {
                 failpoint::reached("confirming");
                 self.queue_status(Status { received: self.received(), confirmed, reply_requested });
-                feedback.sent(now, confirmed, reply_requested);
+                self.feedback.sent(now, confirmed, reply_requested);
                 Ok(None)
             }
             Action::Dead { silence } => Err(dead(silence)),
@@ -271,7 +284,10 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
                 Some(error) => broken(&self.slot, &error),
                 None => closed(&self.slot),
             }),
-            Ok(received_bytes) => Ok(received_bytes),
+            Ok(received_bytes) => {
+                self.feedback.heard(Instant::now());
+                Ok(received_bytes)
+            }
             Err(error) => Err(broken(&self.slot, &error)),
         })
     }
