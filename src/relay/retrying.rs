@@ -403,12 +403,12 @@ impl RetryRun<'_> {
     /// Rows of parked events may be pending again, which asks for a retry.
     async fn ask_for_pending(&mut self) -> Result<()> {
         let slot = &self.shared.config.source.slot;
-        for outbox in self.marker.asked_by_pending() {
+        for (outbox, ask) in self.marker.asked_by_pending() {
             let search = Retry::Pending(outbox.to_owned());
             if self.shared.known.tried.lock().is_paused(&search, Instant::now()) {
                 continue;
             }
-            match self.marker.ask_for_pending(outbox).await {
+            match self.marker.ask_for_pending(outbox, ask).await {
                 Ok(asked) => {
                     self.shared.known.tried.lock().unblock(&search);
                     if asked > 0 {

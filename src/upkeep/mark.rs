@@ -273,24 +273,19 @@ impl Marker {
         self.parked_rows(&table.events, &values, |table, row| table.held(row, head.outbox).map(Some)).await
     }
 
-    /// Outboxes in which a row that is set to pending requests a retry of its parked event.
-    pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
-        self.asks().map(|(outbox, _)| outbox)
-    }
-
-    fn asks(&self) -> impl Iterator<Item = (&str, &Statement)> {
+    /// Outboxes in which a row that is set to pending requests a retry of its parked event, and the statement for that.
+    pub(crate) fn asked_by_pending(&self) -> impl Iterator<Item = (&str, &Statement)> {
         let outboxes = self.parked.iter().flat_map(|table| &table.outboxes).zip(&self.writers);
         outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
     }
 
     /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns their number.
     /// Errors: as [`Marker::waiting`], and those of `outbox.pending`.
-    pub(crate) async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
+    pub(crate) async fn ask_for_pending(&self, outbox: &str, ask: &Statement) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
-        let asked = self.asks().find(|(of, _)| *of == outbox);
-        let (Some(table), Some((_, statement))) = (&self.parked, asked) else { return Ok(0) };
+        let Some(table) = &self.parked else { return Ok(0) };
         let (_turn, client) = self.client().await?;
-        Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)
+        Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(ask, &[&table.slot, &outbox])).await?)
     }
 
     /// Parked events that an operator asked to drop, without those in `except`: id, event, and failure.
