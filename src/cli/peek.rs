@@ -182,8 +182,7 @@ impl Peek {
         until: Option<Lsn>,
     ) -> Result<Peek> {
         let Subject { source, outboxes, sql, facts, .. } = subject;
-        let started =
-            WalStream::start(wal, &source.publication, source.max_message_bytes, source.wal_sender_timeout).await;
+        let started = WalStream::start(wal, &source).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
         let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
         let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;

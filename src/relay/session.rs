@@ -99,15 +99,13 @@ impl Session {
         let mut wal = WalSession::connect(&source.database, source).await?;
         let (server, history) = identify(&mut wal).await?;
         let walsender_pid = wal.backend_pid().await?;
-        let mut stream =
-            match WalStream::start(wal, &source.publication, source.max_message_bytes, source.wal_sender_timeout).await
-            {
-                // It was there a moment ago. The next look finds out what has become of it.
-                Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
-                    return Ok(Opened::Table(TableReason::Gap));
-                }
-                started => started?,
-            };
+        let mut stream = match WalStream::start(wal, source).await {
+            // It was there a moment ago. The next look finds out what has become of it.
+            Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
+                return Ok(Opened::Table(TableReason::Gap));
+            }
+            started => started?,
+        };
 
         let owned = Owned { config, facts: &facts, server, history, control: &control, marker: marker.as_ref() };
         let start = owned.find_start(producer, known, warn);

@@ -126,20 +126,15 @@ struct Output {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
-    /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
-    pub(crate) async fn start(
-        session: WalSession<S>,
-        publication: &str,
-        max_message_bytes: usize,
-        wal_sender_timeout: Duration,
-    ) -> Result<Self> {
-        let (stream, mut inbox, slot) = session.start(publication).await?;
-        inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
+    /// Starts streaming the session's slot. Messages of more than `slot.max_message_bytes` will be refused.
+    pub(crate) async fn start(session: WalSession<S>, source: &SourceConfig) -> Result<Self> {
+        let (stream, mut inbox, slot) = session.start(&source.publication).await?;
+        inbox.set_frame_bytes_max(source.max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
         Ok(WalStream {
             stream,
             slot,
             inbox,
-            feedback: Feedback::new(wal_sender_timeout, Instant::now()),
+            feedback: Feedback::new(source.wal_sender_timeout, Instant::now()),
             output: Output::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,

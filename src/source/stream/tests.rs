@@ -63,8 +63,7 @@ async fn started() -> (WalStream<DuplexStream>, FakeServer) {
         );
         server.send(b'W', &[0, 0, 0]).await;
     };
-    let (stream, ()) =
-        tokio::join!(WalStream::start(session, &config.publication, config.max_message_bytes, Duration::MAX), play);
+    let (stream, ()) = tokio::join!(WalStream::start(session, &config), play);
     (stream.unwrap(), server)
 }
 
