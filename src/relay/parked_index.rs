@@ -35,8 +35,6 @@ pub(super) struct ParkedIndex {
     since_look: Option<Vec<ParkedRef>>,
     /// Outboxes for which it was logged that an event came again which is known by its row key alone.
     warned: HashSet<usize>,
-    /// How many came again so.
-    pub(super) waiting_again: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,15 +96,14 @@ impl ParkedIndex {
         !self.refusing.is_empty() && self.refusing.contains_key(topic)
     }
 
-    /// A parked event came again. If only its row key says so, it could be another event: that is counted and logged.
-    pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) {
+    /// A parked event came again. If only its row key says so, it could be another event: that is logged, and to be counted.
+    pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) -> bool {
         // Rows of such a table are pending while their events are parked, and are found with each look.
         let is_usual = rows.upkeep.pending.is_some() && place.via == Via::Table;
         let is_sure = self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
         if is_usual || is_sure {
-            return;
+            return false;
         }
-        self.waiting_again += 1;
         let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
         if place.via == Via::Replay || self.warned.insert(row.outbox) {
             tracing::warn!(event = "parked_event_repeated", %slot, outbox, row = %row_id, %place,
@@ -114,6 +111,7 @@ impl ParkedIndex {
         } else {
             tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is parked already");
         }
+        true
     }
 
     /// This event is parked from now on.

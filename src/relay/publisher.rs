@@ -262,11 +262,7 @@ impl<S: Sink> Publisher<S> {
 
     /// All counts.
     pub fn counts(&self) -> Counts {
-        Counts {
-            topics_taking: self.quarantine.topics.taking,
-            waiting_again: self.parking.waiting_again,
-            ..self.counts
-        }
+        self.counts
     }
 
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
@@ -592,7 +588,7 @@ impl<S: Sink> Publisher<S> {
     /// This event does not come again.
     fn finish(&mut self, event: &InFlight) {
         if let Some(topic) = &event.refusing {
-            self.quarantine.topics.took(topic);
+            self.counts.topics_taking += u64::from(self.quarantine.topics.took(topic));
         }
         if let Some(id) = &event.id {
             self.quarantine.delivered(id);
@@ -762,7 +758,8 @@ impl<S: Sink> Publisher<S> {
         let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
         let (slot, place) = (&self.setup.slot, parked.place);
         if self.parking.holds(&parked.row, &place) {
-            self.parking.came_again(&parked.row, &place, rows, slot);
+            let is_unsure = self.parking.came_again(&parked.row, &place, rows, slot);
+            self.counts.waiting_again += u64::from(is_unsure);
             return self.done(event.without_record());
         }
         parked.key = record.key.map(<[u8]>::to_vec);

@@ -123,7 +123,6 @@ impl Quarantine {
     }
 
     fn begin(&mut self) {
-        self.topics.begin();
         if self.suspects.len() + self.rejected.len() > EVENTS_MAX {
             self.suspects.clear();
             self.rejected.clear();
@@ -251,8 +250,6 @@ pub struct Topics {
     refusing: HashMap<String, Refusing>,
     /// Topics whose events are given up without a try, and for how long.
     given_up: HashMap<String, GivenUp>,
-    /// How many took a record again from this producer.
-    pub(super) taking: u64,
     /// How often a topic was given up.
     learned: u64,
 }
@@ -282,11 +279,6 @@ enum Window {
 }
 
 impl Topics {
-    /// Another producer begins.
-    pub fn begin(&mut self) {
-        self.taking = 0;
-    }
-
     /// `topic` refused a record. Gives how often it did in a row, and how long to wait before the next try; no wait where it
     /// was tried often enough. A topic whose events are given up starts anew after a while.
     pub fn refused(&mut self, topic: &str, retry: &RetryConfig, now: Instant, chance: f64) -> (u32, Option<Duration>) {
@@ -310,9 +302,9 @@ impl Topics {
         self.refusing.get_key_value(topic).map(|(topic, _)| topic.clone())
     }
 
-    /// `topic` took a record.
-    pub fn took(&mut self, topic: &str) {
-        self.taking += u64::from(self.refusing.remove(topic).is_some());
+    /// `topic` took a record. Whether it refused one before.
+    pub fn took(&mut self, topic: &str) -> bool {
+        self.refusing.remove(topic).is_some()
     }
 
     /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
@@ -532,16 +524,10 @@ mod tests {
     #[test]
     fn a_topic_takes_records_again_once_for_each_time_it_refused() {
         let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(3, 1, SECOND));
-        topics.took("orders");
-        assert_eq!(topics.taking, 0);
+        assert!(!topics.took("orders"));
         topics.refused("orders", &retry, now, 0.0);
-        topics.begin();
         assert_eq!((topics.refusing("orders").as_deref(), topics.refusing("mail")), (Some("orders"), None));
-        topics.took("mail");
-        topics.took("orders");
-        topics.took("orders");
-        assert_eq!((topics.refusing("orders"), topics.taking), (None, 1));
-        topics.begin();
-        assert_eq!(topics.taking, 0);
+        assert_eq!(["mail", "orders", "orders"].map(|topic| topics.took(topic)), [false, true, false]);
+        assert_eq!(topics.refusing("orders"), None);
     }
 }
