@@ -337,6 +337,11 @@ pub(crate) mod tests {
             self.0.write_all(&message(tag, body)).await.unwrap();
         }
 
+        /// A request for authentication; 0 is the end of it.
+        async fn request(&mut self, code: i32, data: &[u8]) {
+            self.send(b'R', &[&code.to_be_bytes(), data].concat()).await;
+        }
+
         pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
             self.0.write_all(bytes).await.unwrap();
         }
@@ -386,7 +391,7 @@ pub(crate) mod tests {
         /// Accepts a client without a password, as a server with these settings.
         pub(crate) async fn let_in(&mut self, settings: &[(&str, &str)]) -> Vec<(String, String)> {
             let asked = self.start_up().await;
-            self.send(b'R', &0_i32.to_be_bytes()).await;
+            self.request(0, b"").await;
             for (name, value) in settings {
                 self.send(b'S', format!("{name}\0{value}\0").as_bytes()).await;
             }
@@ -410,68 +415,68 @@ pub(crate) mod tests {
         }
     }
 
-    async fn log_in<F: Future<Output = FakeServer>>(
+    async fn log_in(
         start_up: &StartUp<'_>,
-        server: impl FnOnce(FakeServer) -> F,
+        play: impl AsyncFnOnce(&mut FakeServer),
     ) -> (Result<Session<DuplexStream>>, FakeServer) {
-        let (client, fake) = pipe();
-        tokio::join!(Session::log_in(client, start_up), server(fake))
+        let (client, mut server) = pipe();
+        let (session, ()) = tokio::join!(Session::log_in(client, start_up), play(&mut server));
+        (session, server)
     }
 
-    fn request(code: i32, data: &[u8]) -> Vec<u8> {
-        [&code.to_be_bytes(), data].concat()
+    /// A login at a server that asks for this, plays on, and closes the connection.
+    async fn asked(
+        start_up: &StartUp<'_>,
+        code: i32,
+        data: &[u8],
+        play: impl AsyncFnOnce(&mut FakeServer),
+    ) -> Result<Session<DuplexStream>> {
+        let (session, _) = log_in(start_up, async |server| {
+            server.start_up().await;
+            server.request(code, data).await;
+            play(server).await;
+            server.0.shutdown().await.unwrap();
+        })
+        .await;
+        session
     }
 
     #[tokio::test]
     async fn an_md5_login_sends_the_salted_hash() {
-        let (session, _) = log_in(&start_up(true), async |mut server| {
-            server.start_up().await;
-            server.send(b'R', &request(5, &[1, 2, 3, 4])).await;
+        let start_up = start_up(true);
+        let session = asked(&start_up, 5, &[1, 2, 3, 4], async |server| {
             let wanted = postgres_protocol::authentication::md5_hash(b"u", PASSWORD.as_bytes(), [1, 2, 3, 4]);
             assert_eq!(server.expect(b'p').await, [wanted.as_bytes(), b"\0"].concat());
-            server.send(b'R', &request(0, b"")).await;
+            server.request(0, b"").await;
             server.send(b'Z', b"I").await;
-            server
-        })
-        .await;
-        session.unwrap();
+        });
+        session.await.unwrap();
     }
 
     #[tokio::test]
     async fn a_server_that_skips_its_scram_proof_is_refused() {
-        let (session, _) = log_in(&start_up(true), async |mut server| {
-            server.start_up().await;
-            server.send(b'R', &request(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")).await;
-            let first = server.expect(b'p').await;
-            assert!(first.starts_with(b"SCRAM-SHA-256\0"));
-            assert!(first.windows(3).any(|part| part == b"n,,"));
-            server.send(b'R', &request(0, b"")).await;
-            server
-        })
-        .await;
-        let error = session.unwrap_err();
+        let start_up = start_up(true);
+        let session = asked(&start_up, 10, b"SCRAM-SHA-256\0\0", async |server| {
+            assert!(server.expect(b'p').await.starts_with(b"SCRAM-SHA-256\0"));
+            server.request(0, b"").await;
+        });
+        let error = session.await.unwrap_err();
         assert!(error.cause().contains("out of turn"), "{error}");
     }
 
     /// The client's answer to a server that offers these mechanisms: its choice and the beginning of its message.
-    async fn chosen(
-        channel_binding: ChannelBinding,
-        end_point: Option<&[u8]>,
-        offered: &[u8],
-    ) -> Option<(String, String)> {
-        let start_up = StartUp { channel_binding, end_point: end_point.map(<[u8]>::to_vec), ..start_up(true) };
+    async fn chosen(wanted: ChannelBinding, end_point: Option<&[u8]>, offered: &[u8]) -> Option<(String, String)> {
+        let end_point = end_point.map(<[u8]>::to_vec);
+        let start_up = StartUp { channel_binding: wanted, end_point, ..start_up(true) };
         let mut choice = None;
-        let (_, _) = log_in(&start_up, async |mut server| {
-            server.start_up().await;
-            server.send(b'R', &request(10, offered)).await;
+        let session = asked(&start_up, 10, offered, async |server| {
             if let Some(('p', body)) = server.next().await {
                 let text = String::from_utf8(body.split(|byte| *byte == 0).next().unwrap().to_vec()).unwrap();
                 let message = String::from_utf8_lossy(&body[text.len() + 5..]).into_owned();
                 choice = Some((text, message.split_once(",,").unwrap().0.to_owned()));
             }
-            pipe().1
-        })
-        .await;
+        });
+        drop(session.await);
         choice
     }
 
@@ -506,13 +511,7 @@ pub(crate) mod tests {
             (bound.clone(), 10, "channel_binding"),
             (bound, 0, "channel_binding"),
         ] {
-            let (session, _) = log_in(&start_up, async |mut server| {
-                server.start_up().await;
-                server.send(b'R', &request(code, b"SCRAM-SHA-256\0\0")).await;
-                server
-            })
-            .await;
-            let error = session.unwrap_err();
+            let error = asked(&start_up, code, b"SCRAM-SHA-256\0\0", async |_| ()).await.unwrap_err();
             assert_eq!(error.kind(), Kind::PostgresRefused);
             assert!(error.cause().contains(word) && error.what_to_do().is_some(), "{error}");
             assert!(!format!("{error:?}").contains(PASSWORD));
@@ -532,14 +531,13 @@ pub(crate) mod tests {
         ];
         for bytes in hostile {
             for greeting in [false, true] {
-                let (session, _) = log_in(&start_up(true), async |mut server| {
+                let (session, _) = log_in(&start_up(true), async |server| {
                     server.start_up().await;
                     if greeting {
-                        server.send(b'R', &request(0, b"")).await;
+                        server.request(0, b"").await;
                     }
                     server.send_raw(bytes).await;
-                    // The server closes the connection.
-                    pipe().1
+                    server.0.shutdown().await.unwrap();
                 })
                 .await;
                 assert!(session.is_err(), "{bytes:?} after greeting: {greeting}");
@@ -574,11 +572,8 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn a_query_returns_rows_and_an_sql_error_leaves_the_session_usable() {
-        let (session, mut server) = log_in(&start_up(false), async |mut server| {
-            server.let_in(&[]).await;
-            server
-        })
-        .await;
+        let let_in = async |server: &mut FakeServer| drop(server.let_in(&[]).await);
+        let (session, mut server) = log_in(&start_up(false), let_in).await;
         let mut session = session.unwrap();
         let play = async {
             assert_eq!(server.expect_query().await, "SELECT 1");
@@ -595,8 +590,7 @@ pub(crate) mod tests {
         let ask = async {
             let rows = session.query(QUERYING, "SELECT 1").await.unwrap();
             assert_eq!(rows, [vec![Some(b"1".to_vec()), Some(vec![])]]);
-            let error = session.query(QUERYING, "SELEC").await.unwrap_err();
-            assert_eq!(error.kind(), Kind::PostgresUnfit);
+            assert_eq!(session.query(QUERYING, "SELEC").await.unwrap_err().kind(), Kind::PostgresUnfit);
             let error = session.query(QUERYING, "SELECT 2").await.unwrap_err();
             assert!(error.cause().contains("57P01"), "{error}");
         };
