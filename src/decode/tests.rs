@@ -236,7 +236,7 @@ proptest! {
         tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),
         bytes in vec(prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()], 0..60),
     ) {
-        let _ = decode_and_walk(&[&[tag][..], &bytes].concat());
+        drop(decode_and_walk(&[&[tag][..], &bytes].concat()));
     }
 
     #[test]
@@ -246,6 +246,6 @@ proptest! {
         let messages = one_of_each();
         let mut bytes = which.get(&messages).0.clone();
         *at.get_mut(&mut bytes) = byte;
-        let _ = decode_and_walk(&bytes);
+        drop(decode_and_walk(&bytes));
     }
 }

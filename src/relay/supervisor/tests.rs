@@ -366,11 +366,9 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
         let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
         let ended = failed(&mut relay, &error).err();
-        let expected = match kind {
-            Kind::PostgresUnreachable | Kind::KafkaUnreachable | Kind::SlotActive => LIVES,
-            Kind::TopicRefused => ATTEMPTS,
-            _ => 0,
-        };
+        let is_retried = matches!(kind, Kind::PostgresUnreachable | Kind::KafkaUnreachable | Kind::SlotActive);
+        let attempts = if kind == Kind::TopicRefused { ATTEMPTS } else { 0 };
+        let expected = if is_retried { LIVES } else { attempts };
         assert_eq!((tries, ended.as_ref().map(Error::kind)), (expected, (tries < LIVES).then_some(kind)), "{kind:?}");
         // Findings of commands are no faults, and no relay comes to them.
         let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
