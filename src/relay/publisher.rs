@@ -67,6 +67,13 @@ impl Setup {
     fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
         (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
     }
+
+    /// The record of `event`, which is not enqueued yet.
+    fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
+        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+        let event = InFlight { parks: self.parks(event), ..known };
+        Pending { record, event, row, is_isolated: false, unread_tail: None }
+    }
 }
 
 /// Counts since the publisher began, for the metrics.
@@ -349,13 +356,16 @@ impl<S: Sink> Publisher<S> {
                     failpoint::reached("enqueued");
                     self.enqueued(bytes, known)
                 }
-                Err(error) => {
-                    self.counts.queue_full += u64::from(matches!(error, EnqueueError::Full));
-                    self.not_enqueued(self.keep(event, known, record), error)
+                Err(EnqueueError::Refused(error)) => self.refused_at_once(self.setup.keep(event, known, record), error),
+                // Which record finished the producer is said with the deliveries.
+                Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
+                    self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
+                    self.pending = Some(self.setup.keep(event, known, record));
+                    Ok(())
                 }
             },
             Decision::Keep { is_isolated, unread_tail } => {
-                self.pending = Some(Pending { is_isolated, unread_tail, ..self.keep(event, known, record) });
+                self.pending = Some(Pending { is_isolated, unread_tail, ..self.setup.keep(event, known, record) });
                 if unread_tail.is_some() { Ok(()) } else { self.retry_pending() }
             }
             Decision::DeliveredBefore => {
@@ -426,14 +436,7 @@ impl<S: Sink> Publisher<S> {
         self.pending.is_some()
     }
 
-    /// The record of this event, which is not enqueued yet.
-    fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
-        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
-        let event = InFlight { parks: self.setup.parks(event), ..known };
-        Pending { record, event, row, is_isolated: false, unread_tail: None }
-    }
-
-    /// Offers a record to the sink.
+    /// Offers a record to the sink, and keeps it where there is no room.
     fn offer(&mut self, mut pending: Pending) -> Result<()> {
         let Pending { record, event, is_isolated, .. } = &mut pending;
         match record.with_record(|record| self.enqueue(record, event, *is_isolated)) {
@@ -442,19 +445,18 @@ impl<S: Sink> Publisher<S> {
                 event.parks.take_if(|_| !is_isolated);
                 self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })
             }
-            Err(error) => self.not_enqueued(pending, error),
+            Err(EnqueueError::Full | EnqueueError::Finished) => {
+                self.pending = Some(pending);
+                Ok(())
+            }
+            Err(EnqueueError::Refused(error)) => self.refused_at_once(pending, error),
         }
     }
 
-    /// The sink does not take the record. It stays pending, or its event is given up; a dead letter goes without its value.
-    /// Errors: the sink refuses the record, and such events are not given up (P3), or that was the dead letter.
+    /// The sink refuses the record: its event is given up. A dead letter that is too large goes without its value.
+    /// Errors: such events are not given up (P3), or that was the dead letter.
     #[cold]
-    fn not_enqueued(&mut self, mut pending: Pending, error: EnqueueError) -> Result<()> {
-        let EnqueueError::Refused(error) = error else {
-            // Which record finished the producer is said with the deliveries.
-            self.pending = Some(pending);
-            return Ok(());
-        };
+    fn refused_at_once(&mut self, mut pending: Pending, error: Error) -> Result<()> {
         let event = &pending.event;
         if event.instead.is_some() {
             let has_value = pending.record.with_record(|record| record.value.is_some());
@@ -731,12 +733,6 @@ impl<S: Sink> Publisher<S> {
     }
 
     // Parked events: those that cannot be delivered yet, and those behind them.
-
-    /// These events are parked, by what the table says now that no other relay writes to it.
-    pub(super) fn set_parked(&mut self, table: Vec<ParkedRef>) {
-        self.begin_look();
-        self.parking.begin(table);
-    }
 
     /// The table of parked events is read from here on. Events on their way there are parked, too.
     pub(super) fn begin_look(&mut self) {

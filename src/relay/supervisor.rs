@@ -199,7 +199,8 @@ impl Relay {
         pipeline.publisher.set_origin(&server.system_identifier, server.timeline);
         let (table_oids, base_types) = (&mut session.table_oids, &mut session.base_types);
         pipeline.assembler.set_catalog(std::mem::take(table_oids), std::mem::take(base_types));
-        pipeline.publisher.set_parked(std::mem::take(&mut session.start.waiting));
+        pipeline.publisher.begin_look();
+        pipeline.publisher.parking.begin(std::mem::take(&mut session.start.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
             self.expect_again(&mut pipeline, &session);
         }

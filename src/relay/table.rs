@@ -78,7 +78,8 @@ pub(super) async fn run(
     };
     publisher.quarantine = quarantine.take_over();
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
-    publisher.set_parked(waiting);
+    publisher.begin_look();
+    publisher.parking.begin(waiting);
     if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
