@@ -49,7 +49,7 @@ Exit codes:
 pub(crate) async fn init(args: &InitArgs) -> Outcome {
     let settings = config::read(args, &args.relay.common.file)?;
     let known = known(&settings)?;
-    let wanted = settings.table()?;
+    let wanted = settings.table();
     let database = settings.database()?;
     let session = SqlSession::connect(&database, "walrelay config init").await?;
     if settings.get("outbox.table").is_none() {

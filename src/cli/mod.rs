@@ -386,7 +386,7 @@ async fn run(args: &RunArgs) -> Outcome {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
-    let guarantee = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
+    let guarantee = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
     telemetry.metrics.relays(&config.source, guarantee);
     let slot = &config.source.slot;
     let otel = config.process.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::str::FromStr;
 
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
+use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
+use super::text::{RULES, TEMPLATE, is_own_header};
 use crate::error::{Error, Errors, Kind, Remedy, Result};
 use crate::secret::Secret;
 
@@ -160,43 +159,15 @@ impl Layer {
         self.get(path).map_or_else(|| format!("default: {path}"), |given| given.origin.of(path))
     }
 
-    /// The value of the key at `path`, or its default; empty if there is neither.
-    pub(super) fn text(&self, path: &str) -> &str {
-        let default = || KEYS.iter().find(|key| key.path == path)?.default.as_deref();
-        self.get(path).map(|given| given.text.expose()).or_else(default).unwrap_or_default()
-    }
-
-    /// The value of the key at `path`, if it `fits`.
-    pub(super) fn checked(
-        &self,
-        path: &str,
-        allowed: impl fmt::Display,
-        fits: impl Fn(&str) -> bool,
-    ) -> Result<String> {
-        let text = self.text(path);
-        if fits(text) {
-            return Ok(text.to_owned());
-        }
-        Err(self.error(path, format_args!("cannot be {text:?}"), format_args!("write {allowed}")))
-    }
-
-    pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(&self, path: &str, allowed: &str) -> Result<T> {
-        self.text(path).parse().map_err(|error| {
-            let cause = format!("{}: {error}", self.named(path));
-            Error::new(Kind::Config, cause).remedy(format_args!("write {allowed}"))
-        })
-    }
-
     /// Refuses the key at `path` if its value is `wrong` in combination with other keys.
     pub(super) fn refuse_if(&self, wrong: bool, path: &str, cause: &str, remedy: &str) -> Result<()> {
         if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
 
-    pub(super) fn required(&self, path: &str) -> Result<()> {
-        if self.get(path).is_some() {
-            return Ok(());
-        }
-        Err(Error::new(Kind::Config, format!("{path} is not set")).remedy(format_args!("set {}", how_to_set(path))))
+    /// The value of the key at `path`, which is required.
+    pub(super) fn required<T: Clone>(&self, path: &str, value: Option<&T>) -> Result<T> {
+        let remedy = format_args!("set {}", how_to_set(path));
+        value.cloned().ok_or_else(|| Error::new(Kind::Config, format!("{path} is not set")).remedy(remedy))
     }
 }
 
@@ -320,27 +291,48 @@ impl<'a> Reader<'a> {
         for (at, over) in self.overrides().filter(|(_, over)| !over.is_property()) {
             set(&mut root, &over.names, Spanned::new(at..at, over.value.clone()));
         }
-        let (mut errors, end) = (Errors::default(), self.file.text.len());
-        // Without what was refused, the next error shows.
-        let model = loop {
-            let deserializer = toml::de::Deserializer::from(Spanned::new(0..end, root.clone()));
-            let error = match Model::deserialize(deserializer) {
-                Ok(model) => break Some(model),
-                Err(error) => error,
-            };
-            let entry = taken(&mut root, "", &error.span().unwrap_or_default());
-            let is_last = entry.is_none();
-            errors.add(self.refused(entry, &error));
-            if is_last {
-                break None;
+        let (mut errors, mut given) = (Errors::default(), BTreeMap::new());
+        for entry in entries(&[], &root) {
+            errors.keep(self.check(&entry));
+            if let Some(text) = text_of(entry.value.get_ref()) {
+                let origin = self.origin(entry.value.span().start);
+                given.insert(entry.names.join("."), Given { text: Secret::new(text), origin });
             }
-        };
-        let texts = values_of(&[], &root).into_iter().filter_map(|(names, value)| {
-            let text = Secret::new(text_of(value.get_ref())?);
-            Some((names.join("."), Given { text, origin: self.origin(value.span().start) }))
-        });
-        let given = texts.collect();
+        }
+        let model = model_of(root).ok();
         errors.result(model.map(|model| Layer { model, given }))
+    }
+
+    /// Reads the entry alone, so that a refusal is one of its value.
+    fn check(&self, entry: &Entry<'_, '_>) -> Result<()> {
+        let Entry { names, start, value } = entry;
+        let path = names.join(".");
+        if tables().contains(&path.as_str()) {
+            return Err(self.no_value(*start, &path));
+        }
+        let header = path.strip_prefix(HEADERS).and_then(|name| name.strip_prefix('.'));
+        let is_named = header.is_some() || path.starts_with(&format!("{ENVELOPE}."));
+        if !is_named && !KEYS.iter().any(|key| key.path == path) {
+            let cause = format_args!("{path} does not exist");
+            return Err(self.error(*start, cause).remedy(existing(&path, value.get_ref())));
+        }
+        if let Some(name) = header.filter(|name| name.is_empty() || name.contains('\0') || is_own_header(name)) {
+            let cause = format_args!("{HEADERS} has {name:?}, which is no header's name or one of walrelay's own");
+            let remedy = "write a name of one character or more, without NUL, that does not begin with walrelay-";
+            return Err(self.error(*start, cause).remedy(remedy));
+        }
+        let rule = RULES.iter().find(|rule| rule.keys.split(' ').any(|key| key == path));
+        let allowed = if is_named { Some(TEMPLATE) } else { rule.map(|rule| rule.allowed) };
+        let mut alone = DeTable::new();
+        set(&mut alone, names, (*value).clone());
+        let refusal = match (rule, value.get_ref()) {
+            (Some(rule), DeValue::String(text)) if !(rule.fits)(text) => "invalid value".to_owned(),
+            _ => match model_of(alone) {
+                Ok(_) => return Ok(()),
+                Err(error) => error.message().to_owned(),
+            },
+        };
+        Err(self.refused(&path, value, &refusal, allowed))
     }
 
     /// Dotted names and tables mean the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
@@ -366,30 +358,22 @@ impl<'a> Reader<'a> {
         errors.result(Some(properties))
     }
 
-    /// The error for a value that serde refused. The message of serde would show the value, which may be a secret.
-    fn refused(&self, entry: Option<(String, DeValue<'_>)>, error: &toml::de::Error) -> Error {
-        let start = error.span().unwrap_or_default().start;
-        let Some((path, value)) = entry else {
-            return self
-                .error(start, "a value is not allowed")
-                .remedy("compare the line with docs/reference/configuration.md");
+    /// The error for a value that serde or a rule refused. Their message would show the value, which may be a secret.
+    fn refused(&self, path: &str, value: &Spanned<DeValue<'_>>, why: &str, allowed: Option<&str>) -> Error {
+        let (named, name) = (self.origin(value.span().start).of(path), path.rsplit('.').next().unwrap_or_default());
+        let remedy = match (why.rsplit_once(", expected "), allowed) {
+            (Some((_, "a string")), _) | (None, None) => format!("write text in quotes: {name} = \"…\""),
+            (_, Some(allowed)) => format!("write {allowed}"),
+            (Some((_, expected)), None) => format!("write {expected}"),
         };
-        let name = path.rsplit('.').next().unwrap_or_default();
-        if tables().contains(&path.as_str()) {
-            return self.no_value(start, &path);
-        }
-        if !KEYS.iter().any(|key| key.path == path) {
-            return self.error(start, format_args!("{path} does not exist")).remedy(existing(&path, &value));
-        }
-        let expected = match error.message().rsplit_once(", expected ") {
-            None | Some((_, "a string")) => format!("text in quotes: {name} = \"…\""),
-            Some((_, expected)) => expected.to_owned(),
-        };
+        let is_of_type = ["invalid ", "unknown variant", "wanted "].iter().any(|of| why.starts_with(of));
         // A number may be the password of a connection string.
-        let is_secret = ["database.url", "otel.headers"].contains(&path.as_str());
-        let shown = if is_secret { "anything but text".to_owned() } else { shown(&value) };
-        let named = self.origin(start).of(&path);
-        Error::new(Kind::Config, format!("{named} cannot be {shown}")).remedy(format_args!("write {expected}"))
+        let cause = match (["database.url", "otel.headers"].contains(&path), is_of_type) {
+            (true, _) => format!("{named} cannot be anything but text"),
+            (false, true) => format!("{named} cannot be {}", shown(value.get_ref())),
+            (false, false) => format!("{named}: {why}"),
+        };
+        Error::new(Kind::Config, cause).remedy(remedy)
     }
 
     fn no_value(&self, start: usize, path: &str) -> Error {
@@ -426,18 +410,29 @@ fn existing(path: &str, value: &DeValue<'_>) -> String {
     format!("[{table}] has {}", known.join(", "))
 }
 
-/// Takes out the entry whose key or value has this span. Returns its path and its value.
-fn taken<'v>(table: &mut DeTable<'v>, prefix: &str, span: &Range<usize>) -> Option<(String, DeValue<'v>)> {
-    let inside = table.iter_mut().find_map(|(name, value)| {
-        let DeValue::Table(inner) = value.get_mut() else { return None };
-        taken(inner, &joined(prefix, name.get_ref()), span)
-    });
-    if inside.is_some() {
-        return inside;
+fn model_of(table: DeTable<'_>) -> std::result::Result<Model, toml::de::Error> {
+    Model::deserialize(toml::de::Deserializer::from(Spanned::new(0..0, table)))
+}
+
+/// A key with its value, or what stands where a key could be.
+struct Entry<'t, 'v> {
+    /// The names of the tables, then that of the key.
+    names: Vec<String>,
+    /// Where the key is.
+    start: usize,
+    value: &'t Spanned<DeValue<'v>>,
+}
+
+fn entries<'t, 'v>(above: &[String], table: &'t DeTable<'v>) -> Vec<Entry<'t, 'v>> {
+    let mut found = Vec::new();
+    for (name, value) in table {
+        let names = [above, &[name.get_ref().clone().into_owned()]].concat();
+        match value.get_ref().as_table() {
+            Some(below) if tables().contains(&names.join(".").as_str()) => found.extend(entries(&names, below)),
+            _ => found.push(Entry { names, start: name.span().start, value }),
+        }
     }
-    let (name, _) = table.iter().find(|(name, value)| name.span() == *span || value.span() == *span)?;
-    let name = name.get_ref().clone();
-    Some((joined(prefix, &name), table.remove(name.as_ref())?.into_inner()))
+    found
 }
 
 fn value_at<'t, 'v>(table: &'t DeTable<'v>, names: &[String]) -> Option<&'t Spanned<DeValue<'v>>> {
@@ -461,10 +456,6 @@ fn set<'v>(table: &mut DeTable<'v>, names: &[String], value: Spanned<DeValue<'v>
     if let DeValue::Table(inner) = table.entry(key).or_insert(empty).get_mut() {
         set(inner, rest, value);
     }
-}
-
-fn joined(prefix: &str, name: &str) -> String {
-    if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
 }
 
 /// The values in `table` and in the tables below it, each with the names of the tables and its own.
@@ -583,7 +574,7 @@ mod tests {
     fn a_size_may_be_a_number_or_text() {
         for (text, bytes) in [("1_048_576", 1 << 20), ("0x10000", 1 << 16), ("\"32MiB\"", 32 << 20)] {
             let layers = read(&format!("[kafka]\nmax_in_flight_bytes = {text}")).unwrap();
-            assert_eq!(layers.base.model.kafka.max_in_flight_bytes.number(0u64), bytes);
+            assert_eq!(layers.base.model.kafka.max_in_flight_bytes, bytes);
         }
     }
 }

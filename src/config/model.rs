@@ -3,13 +3,20 @@
 //! Each field documents its key and the reason for the default. A variable or a flag may also set a key. A test
 //! compares `docs/reference/configuration.md` with these structs.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::de::IntoDeserializer;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use smart_default::SmartDefault;
 
-use super::unit::{Bounded, Bytes, Count, GIB, KIB, MIB, Milliseconds};
+use super::name::SlotName;
+use super::outbox::{Format, Outbox, RouteConfig};
+use super::text;
+use super::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
 use crate::secret::Secret;
 
 const SECOND_MS: u64 = 1000;
@@ -24,17 +31,17 @@ pub(crate) const ENVELOPE: &str = "format.envelope";
 pub(crate) const KAFKA_PROPERTIES: &str = "kafka.properties";
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub(super) struct Model {
     pub(super) database: Database,
     pub(super) slot: Slot,
     pub(super) poll: PollConfig,
     pub(super) outbox: Outbox,
-    pub(super) route: Route,
+    pub(super) route: RouteConfig,
     pub(super) format: Format,
     pub(super) sink: Sink,
-    pub(super) kafka: Kafka,
-    pub(super) delivery: Delivery,
+    pub(super) kafka: KafkaConfig,
+    pub(super) delivery: DeliveryConfig,
     pub(super) state: StateConfig,
     pub(super) http: Http,
     pub(super) otel: Otel,
@@ -43,36 +50,76 @@ pub(super) struct Model {
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub(super) struct Database {
     /// The connection string. No default: without it the `PG*` variables apply, as for `psql`.
-    #[serde(serialize_with = "unset")]
+    #[serde(serialize_with = "text::no_default")]
     pub(super) url: Option<Secret>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub(super) struct Slot {
     /// The slot. Required: two relays on one slot would disconnect each other, so there is no shared default.
-    pub(super) name: String,
+    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    pub(super) name: Option<SlotName>,
     /// The publication. Follows from the slot's name, because `setup` creates both.
-    pub(super) publication: String,
+    #[serde(deserialize_with = "text::optional")]
+    pub(super) publication: Option<String>,
     /// `wal_sender_timeout` of the relay's session. Ten seconds: a dead peer is noticed sooner than after Postgres'
     /// sixty.
-    pub(super) wal_sender_timeout: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, HOUR_MS>,
+    #[default(Duration::from_secs(10))]
+    #[serde(with = "Lasting::<SECOND_MS, HOUR_MS>")]
+    pub(super) wal_sender_timeout: Duration,
     /// The largest message from the server. 64 MiB: sixty times a broker's limit, and one row still fits in memory.
-    pub(super) max_message_bytes: Bounded<Bytes, { 64 * MIB }, { 64 * KIB }, GIB>,
+    #[default(64 << 20)]
+    #[serde(with = "Within::<Bytes, { 64 * KIB }, GIB>")]
+    pub(super) max_message_bytes: usize,
     /// Where events come from. The slot: polling costs queries.
     pub(super) mode: Mode,
     /// The reaction to the loss of the slot. Recovery: the table still has the events.
     pub(super) on_loss: OnLoss,
     /// The existing rows that are published first. Follows: pending rows where `outbox.pending` is set, else all.
-    pub(super) backlog: String,
+    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    pub(super) backlog: Option<Backlog>,
     /// The greatest amount of WAL that the slot may retain. No bound: the server has its own, `max_slot_wal_keep_size`.
-    #[serde(serialize_with = "unset")]
-    pub(super) max_retained_bytes: Option<Bounded<Bytes, 0, MIB, { 64 * 1024 * GIB }>>,
+    #[serde(deserialize_with = "retained_bytes")]
+    pub(super) max_retained_bytes: Option<u64>,
     /// The reaction to a slot that retains more. The slot stays: dropping it costs a recovery from the table.
     pub(super) over_budget: OverBudget,
+}
+
+fn retained_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    Within::<Bytes, MIB, { 64 * 1024 * GIB }>::deserialize(from).map(Some)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backlog {
+    All,
+    None,
+    Pending,
+    /// Rows of this time or later: a timestamp as SQL reads it.
+    Since(String),
+}
+
+impl FromStr for Backlog {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // SQL may read an instant, or a date with or without a time of day.
+        let is_time = |text: &str| {
+            text.parse::<jiff::Timestamp>().is_ok()
+                || text.parse::<jiff::civil::DateTime>().is_ok()
+                || text.parse::<jiff::civil::Date>().is_ok()
+        };
+        match (text, text.strip_prefix("since=").map(str::trim)) {
+            ("all", _) => Ok(Backlog::All),
+            ("none", _) => Ok(Backlog::None),
+            ("pending", _) => Ok(Backlog::Pending),
+            (_, Some(time)) if is_time(time) => Ok(Backlog::Since(time.to_owned())),
+            _ => Err(format!("{text:?} names no rows")),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
@@ -107,130 +154,26 @@ pub(crate) enum OverBudget {
     GiveUp,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub struct PollConfig {
     /// The wait between two reads while rows arrive. A fifth of a second: a short delay, for five small queries.
-    pub interval: Bounded<Milliseconds, 200, 10, HOUR_MS>,
+    #[default(Duration::from_millis(200))]
+    #[serde(with = "Lasting::<10, HOUR_MS>")]
+    pub interval: Duration,
     /// The wait after some time without rows. Two seconds: an idle table costs next to nothing.
-    pub idle_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 10, HOUR_MS>,
+    #[default(Duration::from_secs(2))]
+    #[serde(with = "Lasting::<10, HOUR_MS>")]
+    pub idle_interval: Duration,
     /// The interval of checks for pending rows while streaming. Two seconds: an operator waits for a row set to
     /// pending.
-    pub pending_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 100, HOUR_MS>,
-}
-
-/// `[outbox]`, and each `[[outbox]]` without its route and format.
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Outbox {
-    /// The table. `public.outbox`: the one `setup --create-table` creates.
-    pub(super) table: String,
-    /// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
-    pub(super) message_prefix: String,
-    /// SQL condition for unpublished rows. None: the table has no column for it.
-    pub(super) pending: String,
-    /// SQL expression for the order of rows. Follows: an identity or serial column, or an integer id.
-    pub(super) order_by: String,
-    /// Column with the time of the event. Follows: `created_at` and similar names.
-    pub(super) time: String,
-    /// SQL assignments for the row of an acked event. None: walrelay writes only to tables of its own.
-    pub(super) mark: String,
-    /// SQL assignments for the row of an event that was given up. None: required where rows show that they are pending.
-    pub(super) mark_failed: String,
-    /// SQL assignments for the row of a parked event after each attempt. None: the row stays pending.
-    pub(super) mark_waiting: String,
-    /// SQL condition for rows of events that were given up. None: such rows are not counted.
-    pub(super) failed: String,
-    /// Whether to delete the row of an acked event. Never: the table is the source of every recovery.
-    pub(super) delete: Delete,
-    /// How long published rows are kept. For ever: walrelay deletes nothing by default.
-    #[serde(deserialize_with = "unless_empty", serialize_with = "unset")]
-    pub(super) retention: Option<Bounded<Milliseconds, 0, SECOND_MS, { 3660 * DAY_MS }>>,
-    /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
-    pub(super) notify: String,
-    /// Columns for log lines about an event. None: a log has no value of a row but the id.
-    pub(super) log_columns: String,
-    pub(super) columns: Columns,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Delete {
-    #[default]
-    Never,
-    Acked,
-}
-
-/// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables work unchanged.
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Columns {
-    pub(super) id: String,
-    /// Selects the topic.
-    pub(super) aggregatetype: String,
-    pub(super) aggregateid: String,
-    pub(super) r#type: String,
-    pub(super) payload: String,
-    /// The greatest number of attempts for the event. None: it is the same for all events.
-    pub(super) max_attempts: String,
-    /// The W3C trace context of the event. None: it is in the record's header `traceparent`.
-    pub(super) traceparent: String,
+    #[default(Duration::from_secs(2))]
+    #[serde(with = "Lasting::<100, HOUR_MS>")]
+    pub pending_interval: Duration,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Route {
-    /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need not change.
-    pub(super) topic_prefix: String,
-    /// The topic as a template. Follows from the prefix and the column of the aggregate type.
-    pub(super) topic: String,
-    /// The key as a template. Follows from the column of the aggregate id: events of one aggregate keep their order.
-    pub(super) key: String,
-    /// Header with the event's id. That of the Outbox Event Router: consumers that drop duplicates need not change.
-    pub(super) id_header: String,
-    /// Header with the event's place in the WAL. On: it costs sixty bytes, and names the origin of a record.
-    pub(super) position_header: String,
-    /// A JSON object whose members become headers. None: headers are configured by name.
-    pub(super) headers_from: String,
-    /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
-    pub(super) null_headers: NullHeaders,
-    /// Column with the partition. None: the key selects it.
-    pub(super) partition: String,
-    /// Column with the record's timestamp. None: the time of production, which consumers expect.
-    pub(super) timestamp: String,
-    #[serde(skip_serializing)]
-    pub(super) headers: toml::Table,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum NullHeaders {
-    #[default]
-    Keep,
-    Omit,
-}
-
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Format {
-    /// The value as a template. Follows from the column of the payload.
-    pub(super) value: String,
-    /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
-    pub(super) tombstone: Tombstone,
-    #[serde(skip_serializing)]
-    pub(super) envelope: toml::Table,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Tombstone {
-    #[default]
-    Never,
-    NullPayload,
-}
-
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub(super) struct Sink {
     /// Where records go. Kafka: the others are for trying walrelay out.
     pub(super) kind: SinkKind,
@@ -248,50 +191,147 @@ pub enum SinkKind {
     Null,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Kafka {
+/// The settings of the producer.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct KafkaConfig {
     /// `bootstrap.servers`. Required: no broker can be guessed.
-    pub(super) brokers: String,
-    /// Bytes in flight. 32 MiB: 100 MiB/s times an ack of 300 ms, and less than the memory of a small container.
-    pub(super) max_in_flight_bytes: Bounded<Bytes, { 32 * MIB }, { 64 * KIB }, { 64 * GIB }>,
+    pub brokers: String,
+    /// Bytes of keys, values and headers in flight: the bound on memory (P4). 32 MiB: 100 MiB/s times an ack of 300 ms,
+    /// and less than the memory of a small container.
+    #[default(32 << 20)]
+    #[serde(with = "Within::<Bytes, { 64 * KIB }, { 64 * GIB }>")]
+    pub max_in_flight_bytes: usize,
     /// Events in flight. 100,000: librdkafka's own bound on its queue.
-    pub(super) max_in_flight_events: Bounded<Count, 100_000, 1, 10_000_000>,
+    #[default(100_000)]
+    #[serde(with = "Within::<Count, 1, 10_000_000>")]
+    pub max_in_flight_events: usize,
+    /// librdkafka properties, already checked against those that would break a promise. Read from [`KAFKA_PROPERTIES`].
+    #[serde(skip)]
+    pub properties: BTreeMap<String, Secret>,
+    /// Names of the headers with an event's id. Errors name rows by them; the values of other headers are never shown.
+    #[serde(skip)]
+    pub id_headers: Vec<String>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Delivery {
+/// How events are delivered, and the reaction to events that cannot be delivered.
+#[derive(Debug, Clone, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct DeliveryConfig {
     /// The reaction to an event that cannot be delivered. The relay stops: an operator decides what may be lost.
-    pub(super) on_error: OnError,
+    pub on_error: OnError,
     /// Topic of dead letters. One for all relays of a cluster: a dead letter names its relay.
-    pub(super) dead_letter_topic: String,
-    /// Retries of a topic that refuses records. Ten take a quarter of an hour: enough for an operator to grant a right.
-    pub(super) retry_attempts: Bounded<Count, 10, 0, 1_000_000>,
-    pub(super) retry_base: Bounded<Milliseconds, SECOND_MS, 100, HOUR_MS>,
-    /// The factor from one wait to the next.
-    pub(super) retry_factor: Bounded<Count, 2, 1, 10>,
-    pub(super) retry_cap: Bounded<Milliseconds, { 300 * SECOND_MS }, SECOND_MS, DAY_MS>,
-    /// How much a wait is shortened at random, so that events that failed together are not retried together.
-    pub(super) retry_jitter_percent: Bounded<Count, 20, 0, 100>,
+    #[default("walrelay-dead-letters")]
+    pub dead_letter_topic: String,
+    /// The retries after a fault that an operator can repair.
+    #[serde(flatten)]
+    pub retry: RetryConfig,
     /// Whether the relay reads the tails of topics at start. At start: it avoids nearly all duplicates after a crash.
-    pub(super) read_tails: ReadTails,
+    pub read_tails: ReadTails,
     /// How often an event is delivered. At least once: consumers need no transactions, and no event waits for a commit.
-    pub(super) guarantee: Guarantee,
-    /// Start of the transactional id. `walrelay-`: the owner is visible in lists, and one ACL covers all relays.
-    pub(super) transactional_id_prefix: String,
+    pub guarantee: Guarantee,
+    /// The Kafka transactions, which only delivery exactly once has: [`DeliveryConfig::transactions`].
+    #[serde(flatten)]
+    pub transaction: TransactionConfig,
+}
+
+impl DeliveryConfig {
+    /// The Kafka transactions, for delivery exactly once.
+    pub fn transactions(&self) -> Option<&TransactionConfig> {
+        (self.guarantee == Guarantee::ExactlyOnce).then_some(&self.transaction)
+    }
+}
+
+/// The retries before events are given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct RetryConfig {
+    /// Attempts after the first. Ten take a quarter of an hour: enough for an operator to grant a right.
+    #[default(10)]
+    #[serde(rename = "retry_attempts", with = "Within::<Count, 0, 1_000_000>")]
+    pub attempts: u32,
+    #[default(Duration::from_secs(1))]
+    #[serde(rename = "retry_base", with = "Lasting::<100, HOUR_MS>")]
+    pub base: Duration,
+    /// The factor from one wait to the next.
+    #[default(2)]
+    #[serde(rename = "retry_factor", with = "Within::<Count, 1, 10>")]
+    pub factor: u32,
+    #[default(Duration::from_secs(300))]
+    #[serde(rename = "retry_cap", with = "Lasting::<SECOND_MS, DAY_MS>")]
+    pub cap: Duration,
+    /// How much a wait is shortened at random, so that events that failed together are not retried together.
+    #[default(20)]
+    #[serde(rename = "retry_jitter_percent", with = "Within::<Count, 0, 100>")]
+    pub jitter_percent: u32,
+}
+
+impl RetryConfig {
+    /// The same for an event with `max_attempts`, which counts all attempts. The first attempt is always made.
+    #[must_use]
+    pub fn within(self, max_attempts: Option<u32>) -> RetryConfig {
+        RetryConfig { attempts: max_attempts.map_or(self.attempts, |max| max.saturating_sub(1)), ..self }
+    }
+
+    /// The wait after `failed` attempts, which include the first; none after the last one. `chance` is below 1.
+    pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
+        if failed > self.attempts {
+            return None;
+        }
+        let longer = self.factor.checked_pow(failed.saturating_sub(1)).unwrap_or(u32::MAX);
+        let wait = self.base.checked_mul(longer).unwrap_or(self.cap).min(self.cap);
+        Some(wait.mul_f64(1.0 - chance * f64::from(self.jitter_percent.min(100)) / 100.0))
+    }
+}
+
+/// The greatest number of attempts of an event, from the text of its column; none if the text is not an integer.
+pub(crate) fn max_attempts(text: &[u8]) -> Option<u32> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+}
+
+/// A Kafka transaction takes events for its timeout divided by this. The rest of the time is for acks and the commit.
+const FILLING: u32 = 3;
+
+/// The Kafka transactions, which commit events together with the position after them.
+#[derive(Debug, Clone, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct TransactionConfig {
+    /// The beginning of the transactional id. The server's system identifier and the slot's name follow. `walrelay-`: the
+    /// owner is visible in lists, and one ACL covers all relays.
+    #[default("walrelay-")]
+    #[serde(rename = "transactional_id_prefix")]
+    pub id_prefix: String,
     /// Events per Kafka transaction. Ten thousand: more do not lower the cost of a commit per event noticeably.
-    pub(super) transaction_max_events: Bounded<Count, 10_000, 1, 1_000_000>,
+    #[default(10_000)]
+    #[serde(rename = "transaction_max_events", with = "Within::<Count, 1, 1_000_000>")]
+    pub max_events: u64,
     /// How long an event waits for others in its transaction. A tenth of a second: many events share the cost of a commit.
-    pub(super) transaction_interval: Bounded<Milliseconds, 100, 1, { 300 * SECOND_MS }>,
-    /// How long a transaction may be open. Fifteen seconds: longer than a broker's election. Consumers wait as long at
-    /// most.
-    pub(super) transaction_timeout: Bounded<Milliseconds, { 15 * SECOND_MS }, { 3 * SECOND_MS }, { 900 * SECOND_MS }>,
+    #[default(Duration::from_millis(100))]
+    #[serde(rename = "transaction_interval", with = "Lasting::<1, { 300 * SECOND_MS }>")]
+    pub interval: Duration,
+    /// How long the broker keeps a transaction open. Fifteen seconds: longer than a broker's election. Consumers wait at
+    /// most this long after the end of the last relay.
+    #[default(Duration::from_secs(15))]
+    #[serde(rename = "transaction_timeout", with = "Lasting::<{ 3 * SECOND_MS }, { 900 * SECOND_MS }>")]
+    pub timeout: Duration,
+}
+
+impl TransactionConfig {
+    /// The longest time in which one transaction takes events.
+    pub(crate) fn filling_max(&self) -> Duration {
+        self.timeout / FILLING
+    }
+
+    /// The transactional id of the relays of this slot.
+    pub(crate) fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
+        format!("{}{system_identifier}-{slot}", self.id_prefix)
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ReadTails {
+pub enum ReadTails {
     #[default]
     AtStart,
     Never,
@@ -311,9 +351,10 @@ pub enum OnError {
     Skip,
 }
 
+/// How often an event is delivered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Guarantee {
+pub enum Guarantee {
     /// Each event, and some twice after a crash
     #[default]
     AtLeastOnce,
@@ -321,12 +362,13 @@ pub(crate) enum Guarantee {
     ExactlyOnce,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub struct StateConfig {
     /// The store of the position. Kafka: it needs no right to write in the database.
     pub store: StoreKind,
     /// Topic of the Kafka store. One for all relays of a cluster; each has its own key.
+    #[default("walrelay-state")]
     pub topic: String,
     /// Key in the store. Follows from the slot's name; two servers with slots of one name need two keys.
     pub key: String,
@@ -347,35 +389,42 @@ pub enum StoreKind {
     Slot,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub(super) struct Http {
     /// Address of metrics and health. Off: walrelay opens no port by default.
-    pub(super) listen: String,
-    /// Not ready after this long without progress. A minute: longer than a broker's election.
-    pub(super) ready_within: Bounded<Milliseconds, { 60 * SECOND_MS }, SECOND_MS, DAY_MS>,
+    #[serde(deserialize_with = "text::address")]
+    pub(super) listen: Option<SocketAddr>,
+    /// Not ready after this long with work and without an ack or a confirmed LSN. A minute: longer than a broker's
+    /// election.
+    #[default(Duration::from_secs(60))]
+    #[serde(with = "Lasting::<SECOND_MS, DAY_MS>")]
+    pub(super) ready_within: Duration,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub(super) struct Otel {
     /// URL of a collector that takes OTLP/HTTP. Off: walrelay sends nothing by default.
     pub(super) endpoint: String,
     /// Headers of each request, as `NAME=VALUE,NAME=VALUE`. None: a collector beside the relay asks for none.
-    #[serde(serialize_with = "unset")]
+    #[serde(serialize_with = "text::no_default")]
     pub(super) headers: Option<Secret>,
     /// `service.name`. `walrelay`: the slot is an attribute of its own.
     pub(super) service_name: String,
     /// The wait between two exports. Ten seconds: alerts have metrics of the last minute, and the queue of spans is short.
-    pub(super) interval: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, { 60 * SECOND_MS }>,
+    #[default(Duration::from_secs(10))]
+    #[serde(with = "Lasting::<SECOND_MS, { 60 * SECOND_MS }>")]
+    pub(super) interval: Duration,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub(super) struct Log {
     /// Form of log lines. Text: a system that collects logs can ask for JSON.
     pub(super) format: LogFormat,
     /// The log filter. `info`: start, stop, faults and their end; nothing per event.
+    #[default("info")]
     pub(super) filter: String,
 }
 
@@ -389,25 +438,13 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub(super) struct Shutdown {
     /// How long a stop waits for acks. Thirty seconds: longer than a broker's election.
-    pub(super) timeout: Bounded<Milliseconds, { 30 * SECOND_MS }, 0, HOUR_MS>,
-}
-
-/// Writes empty text: only defaults are ever written, and this key has none.
-fn unset<T, S: Serializer>(_: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str("")
-}
-
-/// Reads empty text as `None`, so that an `[[outbox]]` can unset a value that the others have.
-fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    T::deserialize(text.into_deserializer()).map(Some)
+    #[default(Duration::from_secs(30))]
+    #[serde(with = "Lasting::<0, HOUR_MS>")]
+    pub(super) timeout: Duration,
 }
 
 /// A key of the file with one value.
@@ -442,23 +479,6 @@ const FLAGS: [(&str, &str); 18] = [
     ("shutdown.timeout", "shutdown-timeout"),
 ];
 
-/// The defaults that are texts. All other types have a default of their own.
-const TEXTS: [(&str, &str); 13] = [
-    ("outbox.table", "public.outbox"),
-    ("outbox.columns.id", "id"),
-    ("outbox.columns.aggregatetype", "aggregatetype"),
-    ("outbox.columns.aggregateid", "aggregateid"),
-    ("outbox.columns.type", "type"),
-    ("outbox.columns.payload", "payload"),
-    ("route.topic_prefix", "outbox.event."),
-    ("route.id_header", "id"),
-    ("route.position_header", "walrelay-position"),
-    ("delivery.dead_letter_topic", "walrelay-dead-letters"),
-    ("delivery.transactional_id_prefix", "walrelay-"),
-    ("state.topic", "walrelay-state"),
-    ("log.filter", "info"),
-];
-
 impl Key {
     /// The table and the name in it.
     pub(crate) fn parts(&self) -> (&str, &str) {
@@ -482,22 +502,23 @@ pub(super) fn how_to_set(path: &str) -> String {
 /// Every key with one value, in the order of the structs.
 pub(crate) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let mut keys = Vec::new();
-    if let Ok(defaults) = toml::Table::try_from(Model::default()) {
+    // Of the formats with an order of keys, YAML has a value for none.
+    if let Ok(yaml_serde::Value::Mapping(defaults)) = yaml_serde::to_value(Model::default()) {
         collect_keys("", defaults, &mut keys);
     }
     keys
 });
 
-fn collect_keys(table: &str, defaults: toml::Table, keys: &mut Vec<Key>) {
+fn collect_keys(table: &str, defaults: yaml_serde::Mapping, keys: &mut Vec<Key>) {
     for (name, value) in defaults {
-        let path = if table.is_empty() { name } else { format!("{table}.{name}") };
-        if let toml::Value::Table(defaults) = value {
+        let name = name.as_str().unwrap_or_default();
+        let path = if table.is_empty() { name.to_owned() } else { format!("{table}.{name}") };
+        if let yaml_serde::Value::Mapping(defaults) = value {
             collect_keys(&path, defaults, keys);
             continue;
         }
-        let of = |list: &[(&'static str, &'static str)]| list.iter().find(|(key, _)| *key == path).map(|(_, of)| *of);
-        let (flag, default) = (of(&FLAGS), of(&TEXTS).or(value.as_str()));
-        let default = default.filter(|default| !default.is_empty()).map(str::to_owned);
+        let flag = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| *flag);
+        let default = value.as_str().filter(|default| !default.is_empty()).map(str::to_owned);
         keys.push(Key { path, flag, default });
     }
 }
@@ -521,6 +542,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_max_attempts_of_a_row_include_the_first_and_are_at_least_one() {
+        let retry = DeliveryConfig::default().retry;
+        for (text, tries) in [("3", 2), ("1", 0), ("0", 0), ("-7", 0), ("99999999999", u32::MAX - 1)] {
+            assert_eq!(retry.within(max_attempts(text.as_bytes())).attempts, tries, "{text}");
+        }
+        for text in ["", "three", "2.5", "3 ", "99999999999999999999"] {
+            assert_eq!(max_attempts(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(max_attempts(b"\xff"), None);
+        assert_eq!(retry.within(None), retry);
+    }
+
+    #[test]
     fn a_variable_is_named_after_the_flag_or_else_the_key() {
         for (path, variable) in [
             ("database.url", "WALRELAY_DATABASE_URL"),
@@ -540,7 +574,7 @@ mod tests {
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
         assert_eq!(seen.len(), 2 * 73);
-        assert!(FLAGS.iter().chain(&TEXTS).all(|(path, _)| seen.contains(*path)), "a flag or a default of no key");
+        assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
     }
 
     #[test]

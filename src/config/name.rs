@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use crate::position::Lsn;
 
-pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
 /// Postgres silently truncates longer identifiers (`NAMEDATALEN` - 1), so they are refused here.
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
 pub(super) const TOPIC_BYTES_MAX: usize = 249;

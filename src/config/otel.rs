@@ -59,7 +59,7 @@ pub(super) fn otel(layer: &Layer, environment: &BTreeMap<String, Secret>) -> Res
     attributes.extend(given("", "OTEL_RESOURCE_ATTRIBUTES").as_ref().map(pairs).transpose()?.into_iter().flatten());
     let name = given("otel.service_name", "OTEL_SERVICE_NAME");
     attributes.extend(name.map(|name| ("service.name".to_owned(), name.text.expose().to_owned())));
-    let interval = layer.model.otel.interval.duration();
+    let interval = layer.model.otel.interval;
     Ok(Some(OtelConfig { endpoint: base_url(&endpoint)?, headers: headers.unwrap_or_default(), attributes, interval }))
 }
 

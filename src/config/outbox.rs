@@ -1,18 +1,16 @@
-//! One outbox: turns its settings into an [`OutboxConfig`].
+//! One outbox: `[outbox]`, `[route]` and `[format]` of the configuration file, and the [`OutboxConfig`] that follows from them.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::file::Layer;
-use super::model::{Delete, KEYS, NullHeaders, Tombstone};
-use super::name::{
-    IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, TableName, is_closed, is_identifier, is_number, is_plain,
-};
-use crate::error::{Error, Errors, Kind, Result};
-use crate::template::Template;
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smart_default::SmartDefault;
 
-const TEMPLATE_REMEDY: &str =
-    "text with columns in braces, such as orders.{type|lower}; docs/reference/templates.md has all of it";
+use super::name::TableName;
+use super::text;
+use super::unit::Lasting;
+use crate::template::Template;
 
 /// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same one.
 pub(crate) const MESSAGE_LSN: &str = "message_lsn";
@@ -100,25 +98,114 @@ pub struct RowKey {
     pub added: usize,
 }
 
+/// `[outbox]`, and each `[[outbox]]` without its route and format.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct Outbox {
+    /// The table. `public.outbox`: the one `setup --create-table` creates.
+    #[default(TableName::debezium())]
+    #[serde(deserialize_with = "text::parsed", serialize_with = "shown")]
+    pub(super) table: TableName,
+    /// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
+    #[serde(deserialize_with = "text::optional")]
+    pub(super) message_prefix: Option<String>,
+    #[serde(flatten)]
+    upkeep: Upkeep,
+    /// Columns for log lines about an event. None: a log has no value of a row but the id.
+    #[serde(deserialize_with = "text::list", serialize_with = "text::no_default")]
+    log_columns: Vec<String>,
+    columns: Columns,
+}
+
+fn shown<S: Serializer>(value: &impl fmt::Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+/// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables work unchanged.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+struct Columns {
+    #[default("id")]
+    id: String,
+    /// Selects the topic.
+    #[default("aggregatetype")]
+    aggregatetype: String,
+    #[default("aggregateid")]
+    aggregateid: String,
+    #[default("type")]
+    r#type: String,
+    #[default("payload")]
+    payload: String,
+    /// The greatest number of attempts for the event. None: it is the same for all events.
+    #[serde(deserialize_with = "text::optional")]
+    max_attempts: Option<String>,
+    /// The W3C trace context of the event. None: it is in the record's header `traceparent`.
+    #[serde(deserialize_with = "text::optional")]
+    traceparent: Option<String>,
+}
+
 /// How to read and to maintain an outbox table. SQL is the operator's own, and used unchanged in statements.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Upkeep {
+    /// SQL condition for unpublished rows. None: the table has no column for it.
+    #[serde(deserialize_with = "text::optional")]
     pub pending: Option<String>,
-    /// One SQL expression, as in `ORDER BY`, for the order of an aggregate's events.
+    /// One SQL expression, as in `ORDER BY`, for the order of an aggregate's events. Follows: an identity or serial column,
+    /// or an integer id.
+    #[serde(deserialize_with = "text::optional")]
     pub order_by: Option<String>,
+    /// Column with the time of the event. Follows: `created_at` and similar names.
+    #[serde(deserialize_with = "text::optional")]
     pub time: Option<String>,
-    /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event.
+    /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event. None: walrelay writes only to tables of its own.
+    #[serde(deserialize_with = "text::optional")]
     pub mark: Option<String>,
-    /// SQL assignments for the row of an event that was given up, with values for `:error`, `:class` and `:attempts`.
+    /// SQL assignments for the row of an event that was given up, with values for `:error`, `:class` and `:attempts`. None:
+    /// required where rows show that they are pending.
+    #[serde(deserialize_with = "text::optional")]
     pub mark_failed: Option<String>,
-    /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also replaced by a value.
+    /// SQL assignments for the row of a parked event after an attempt. `:next_attempt_at` is also replaced by a value. None:
+    /// the row stays pending.
+    #[serde(deserialize_with = "text::optional")]
     pub mark_waiting: Option<String>,
-    /// SQL condition for rows of events that were given up. They are counted.
+    /// SQL condition for rows of events that were given up. They are counted. None: such rows are not counted.
+    #[serde(deserialize_with = "text::optional")]
     pub failed: Option<String>,
+    /// Whether to delete the row of an acked event. Never: the table is the source of every recovery.
+    #[serde(with = "Delete")]
     pub delete: bool,
+    /// How long published rows are kept. For ever: walrelay deletes nothing by default.
+    #[serde(deserialize_with = "retention")]
     pub retention: Option<Duration>,
-    /// Channel of `NOTIFY` for new rows.
+    /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
+    #[serde(deserialize_with = "text::optional")]
     pub notify: Option<String>,
+}
+
+/// For `#[serde(with)]`: when rows are deleted.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Delete {
+    Never,
+    Acked,
+}
+
+impl Delete {
+    fn serialize<S: Serializer>(delete: &bool, to: S) -> Result<S::Ok, S::Error> {
+        Serialize::serialize(if *delete { &Delete::Acked } else { &Delete::Never }, to)
+    }
+
+    fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+        Ok(matches!(Deserialize::deserialize(from)?, Delete::Acked))
+    }
+}
+
+/// Empty text is no retention, so that an `[[outbox]]` can unset a value that the others have.
+fn retention<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(from)?;
+    let retention = || Lasting::<1_000, { 3660 * 24 * 3600 * 1000 }>::deserialize(text.as_str().into_deserializer());
+    if text.is_empty() { Ok(None) } else { retention().map(Some) }
 }
 
 impl Upkeep {
@@ -139,6 +226,51 @@ impl Upkeep {
 }
 
 impl OutboxConfig {
+    /// What follows from the settings of an outbox. `is_set` tells whether the key of a path is set.
+    pub(super) fn new(
+        outbox: Outbox,
+        mut route: RouteConfig,
+        format: Format,
+        is_set: impl Fn(&str) -> bool,
+    ) -> OutboxConfig {
+        let Outbox { table, message_prefix, upkeep, log_columns, columns } = outbox;
+        let source = message_prefix.map_or(EventSource::Table(table), EventSource::Messages);
+        if !is_set("route.topic") {
+            route.topic = Template::prefixed(&route.topic_prefix, &columns.aggregatetype);
+        }
+        if !is_set("route.key") {
+            route.key = Some(Template::column(&columns.aggregateid));
+        }
+        let Format { value, tombstone, envelope: members } = format;
+        route.value = if !members.is_empty() {
+            let tombstone = (tombstone == Tombstone::NullPayload).then(|| columns.payload.clone());
+            ValueConfig::Envelope { members, tombstone }
+        } else if is_set("format.value") {
+            ValueConfig::Template(value)
+        } else {
+            ValueConfig::Template(Template::column(&columns.payload))
+        };
+        // Every message has an LSN, and no two have the same one.
+        let has_lsn = source.table().is_none() && !is_set("outbox.columns.id");
+        let mut outbox = OutboxConfig {
+            source,
+            id: if has_lsn { MESSAGE_LSN.to_owned() } else { columns.id },
+            aggregate_type: columns.aggregatetype,
+            aggregate_id: columns.aggregateid,
+            event_type: columns.r#type,
+            payload: columns.payload,
+            max_attempts: columns.max_attempts,
+            traceparent: columns.traceparent,
+            log_columns,
+            columns: Vec::new(),
+            row_key: None,
+            upkeep,
+            route,
+        };
+        outbox.need_only_routed();
+        outbox
+    }
+
     pub(crate) fn index_of(&self, column: &str) -> Option<usize> {
         self.columns.iter().position(|known| known == column)
     }
@@ -214,28 +346,81 @@ impl OutboxConfig {
     }
 }
 
-#[derive(Debug, Clone)]
+/// `[route]`.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
 pub struct RouteConfig {
-    /// The topic: `outbox.event.{aggregatetype}` by default.
+    /// Text before the aggregate type in the topic. That of the Outbox Event Router: consumers need not change.
+    #[default("outbox.event.")]
+    pub(crate) topic_prefix: String,
+    /// The topic. Follows from the prefix and the column of the aggregate type.
+    #[default(Template::prefixed("outbox.event.", "aggregatetype"))]
+    #[serde(deserialize_with = "text::parsed", serialize_with = "text::no_default")]
     pub topic: Template,
-    /// The key: `{aggregateid}` by default. `None`: records have no key, and events no order.
+    /// The key. Follows from the column of the aggregate id: events of one aggregate keep their order. `None`: records have
+    /// no key, and events no order.
+    #[default(Some(Template::column("aggregateid")))]
+    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
     pub key: Option<Template>,
-    /// Name of the header with the event's id: `id` by default. `None`: no such header.
+    /// Header with the event's id. That of the Outbox Event Router: consumers that drop duplicates need not change.
+    #[default(Some("id".to_owned()))]
+    #[serde(deserialize_with = "text::optional")]
     pub id_header: Option<String>,
-    /// Name of the header with the event's place: `walrelay-position` by default. `None`: no such header.
+    /// Header with the event's place in the WAL. On: it costs sixty bytes, and names the origin of a record.
+    #[default(Some(text::POSITION_HEADER.to_owned()))]
+    #[serde(deserialize_with = "text::optional")]
     pub position_header: Option<String>,
-    /// Column with the partition; NULL selects it by the key.
+    /// A JSON object whose members become headers after `headers`, unless a header of that name exists. None: headers are
+    /// configured by name.
+    #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
+    pub headers_from: Option<Template>,
+    /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
+    pub null_headers: NullHeaders,
+    /// Column with the partition; NULL selects it by the key. None: the key selects it.
+    #[serde(deserialize_with = "text::optional")]
     pub partition: Option<String>,
-    /// Column with the record's timestamp; NULL selects the time of production.
+    /// Column with the record's timestamp; NULL selects the time of production. None: that time, which consumers expect.
+    #[serde(deserialize_with = "text::optional")]
     pub timestamp: Option<String>,
     /// Further headers, in this order. No name holds NUL.
+    #[serde(deserialize_with = "text::templates", skip_serializing)]
     pub headers: Vec<(String, Template)>,
-    /// A JSON object whose members become headers after those, unless a header of that name exists.
-    pub headers_from: Option<Template>,
-    pub omit_null_headers: bool,
+    /// From [`Format`].
+    #[default(ValueConfig::Template(Template::column("payload")))]
+    #[serde(skip)]
     pub value: ValueConfig,
     /// Topics that no event may go to: walrelay's own, for its position and for dead letters.
+    #[serde(skip)]
     pub reserved_topics: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NullHeaders {
+    #[default]
+    Keep,
+    Omit,
+}
+
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct Format {
+    /// The value as a template. Follows from the column of the payload.
+    #[default(Template::column("payload"))]
+    #[serde(deserialize_with = "text::parsed", serialize_with = "text::no_default")]
+    value: Template,
+    /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
+    tombstone: Tombstone,
+    #[serde(deserialize_with = "text::templates", skip_serializing)]
+    pub(super) envelope: Vec<(String, Template)>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Tombstone {
+    #[default]
+    Never,
+    NullPayload,
 }
 
 #[derive(Debug, Clone)]
@@ -264,248 +449,16 @@ impl ValueConfig {
 
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work unchanged.
-    #[expect(clippy::expect_used, reason = "the defaults are constants")]
     fn default() -> Self {
-        outbox(&Layer::default()).expect("valid defaults")
+        OutboxConfig::new(Outbox::default(), RouteConfig::default(), Format::default(), |_| false)
     }
-}
-
-impl Default for RouteConfig {
-    /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work unchanged.
-    fn default() -> Self {
-        OutboxConfig::default().route
-    }
-}
-
-pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
-    let mut errors = Errors::default();
-    let source = errors.keep(event_source(layer)).unwrap_or_else(|| EventSource::Table(TableName::debezium()));
-    let id = match &source {
-        // Every message has an LSN, and no two have the same one.
-        EventSource::Messages(_) if layer.get("outbox.columns.id").is_none() => MESSAGE_LSN.to_owned(),
-        EventSource::Messages(_) | EventSource::Table(_) => errors.or_default(column(layer, "outbox.columns.id")),
-    };
-    let upkeep = errors.or_default(upkeep(layer, &source));
-    let mut outbox = OutboxConfig {
-        source,
-        id,
-        aggregate_type: errors.or_default(column(layer, "outbox.columns.aggregatetype")),
-        aggregate_id: errors.or_default(column(layer, "outbox.columns.aggregateid")),
-        event_type: errors.or_default(column(layer, "outbox.columns.type")),
-        payload: errors.or_default(column(layer, "outbox.columns.payload")),
-        max_attempts: errors.or_default(optional_column(layer, "outbox.columns.max_attempts")),
-        traceparent: errors.or_default(optional_column(layer, "outbox.columns.traceparent")),
-        log_columns: errors.or_default(log_columns(layer)),
-        columns: Vec::new(),
-        row_key: None,
-        upkeep,
-        route: errors.or_default(route(layer)),
-    };
-    outbox.need_only_routed();
-    errors.result(Some(outbox))
-}
-
-fn event_source(layer: &Layer) -> Result<EventSource> {
-    if layer.get("outbox.message_prefix").is_none() {
-        return Ok(EventSource::Table(layer.parsed("outbox.table", TABLE_NAME)?));
-    }
-    if layer.get("outbox.table").is_some() {
-        let at = layer.origin("outbox.message_prefix");
-        return Err(layer.error(
-            "outbox.table",
-            format_args!("is set, and outbox.message_prefix, too ({at})"),
-            "remove one of the two, or write an [[outbox]] for each: one takes rows, one takes messages",
-        ));
-    }
-    let allowed = "the prefix that messages are emitted with";
-    let fits = |prefix: &str| !prefix.is_empty() && !prefix.contains('\0');
-    Ok(EventSource::Messages(layer.checked("outbox.message_prefix", allowed, fits)?))
-}
-
-fn upkeep(layer: &Layer, source: &EventSource) -> Result<Upkeep> {
-    let (model, mut errors) = (&layer.model.outbox, Errors::default());
-    let upkeep = Upkeep {
-        pending: errors.or_default(sql(layer, "outbox.pending")),
-        order_by: errors.or_default(sql(layer, "outbox.order_by")),
-        time: errors.or_default(optional_column(layer, "outbox.time")),
-        mark: errors.or_default(sql(layer, "outbox.mark")),
-        mark_failed: errors.or_default(sql(layer, "outbox.mark_failed")),
-        mark_waiting: errors.or_default(sql(layer, "outbox.mark_waiting")),
-        failed: errors.or_default(sql(layer, "outbox.failed")),
-        delete: model.delete == Delete::Acked,
-        retention: model.retention.map(|retention| retention.duration()),
-        notify: errors.or_default(optional_column(layer, "outbox.notify")),
-    };
-    let upkeep = errors.result(Some(upkeep))?;
-    if source.table().is_none() && upkeep != Upkeep::default() {
-        let cause = format!("{source}: pending, mark and the like are for rows of a table");
-        return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
-    }
-    let is_position = upkeep.order_by.as_deref().is_some_and(is_number);
-    let cause = "is a number, which Postgres reads as the position of a column";
-    layer.refuse_if(is_position, "outbox.order_by", cause, "name the column, or write an expression over columns")?;
-    if upkeep.delete {
-        let and_delete = "is set, and outbox.delete, too";
-        layer.refuse_if(upkeep.mark.is_some(), "outbox.mark", and_delete, "remove one of the two")?;
-        let remedy = "remove one of the two: rows go when they are acked, or some time later";
-        layer.refuse_if(upkeep.retention.is_some(), "outbox.retention", and_delete, remedy)?;
-    }
-    let stays_pending = upkeep.pending.is_some() && !upkeep.writes();
-    let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
-    layer.refuse_if(stays_pending, "outbox.pending", "is set, and rows would be pending for ever", remedy)?;
-    Ok(upkeep)
-}
-
-fn route(layer: &Layer) -> Result<RouteConfig> {
-    let model = &layer.model.route;
-    let allowed = "fewer than 249 letters, digits, dots, underscores and hyphens";
-    let mut errors = Errors::default();
-    let prefix = errors.or_default(layer.checked("route.topic_prefix", allowed, |prefix| {
-        prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain)
-    }));
-    let topic = errors.or_default(template(layer, "route.topic"));
-    let key = errors.or_default(template(layer, "route.key"));
-    let route = RouteConfig {
-        topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, layer.text("outbox.columns.aggregatetype"))),
-        key: match key {
-            Some(key) => Some(key).filter(|key| !key.source().is_empty()),
-            None => Some(Template::column(layer.text("outbox.columns.aggregateid"))),
-        },
-        id_header: errors.or_default(header_name(layer, "route.id_header")),
-        position_header: errors.or_default(header_name(layer, "route.position_header")),
-        partition: errors.or_default(optional_column(layer, "route.partition")),
-        timestamp: errors.or_default(optional_column(layer, "route.timestamp")),
-        headers: errors.or_default(headers(layer)),
-        headers_from: errors.or_default(headers_from(layer)),
-        omit_null_headers: model.null_headers == NullHeaders::Omit,
-        value: errors.keep(value(layer)).unwrap_or_else(|| ValueConfig::Template(Template::column(""))),
-        reserved_topics: Vec::new(),
-    };
-    errors.result(Some(route))
-}
-
-/// The name of one of walrelay's own headers; `None` if it is set to empty text.
-fn header_name(layer: &Layer, path: &str) -> Result<Option<String>> {
-    let name = layer.checked(path, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
-    let is_default = KEYS.iter().any(|key| key.path == path && key.default.as_deref() == Some(&name));
-    if is_own_header(&name) && !is_default {
-        return Err(own_header(layer, path, path, &name));
-    }
-    Ok(Some(name).filter(|name| !name.is_empty()))
-}
-
-fn headers_from(layer: &Layer) -> Result<Option<Template>> {
-    let path = "route.headers_from";
-    let Some(template) = template(layer, path)?.filter(|template| !template.source().is_empty()) else {
-        return Ok(None);
-    };
-    if template.columns().next().is_none() {
-        let remedy = "write the column with the JSON object in braces, such as {metadata}, or nothing for none";
-        return Err(layer.error(path, "names no column", remedy));
-    }
-    Ok(Some(template))
-}
-
-fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
-    let mut errors = Errors::default();
-    for name in layer.model.route.headers.keys() {
-        let path = format!("route.headers.{name}");
-        if name.is_empty() || name.contains('\0') {
-            let cause = format!("{}: {name:?} is no header's name", layer.origin(&path));
-            let remedy = "a header's name has one character or more, and no NUL among them";
-            errors.add(Error::new(Kind::Config, cause).remedy(remedy));
-        }
-        if is_own_header(name) {
-            errors.add(own_header(layer, &path, "route.headers", name));
-        }
-    }
-    let headers = errors.keep(named_templates(layer, "route.headers", &layer.model.route.headers));
-    errors.result(headers)
-}
-
-fn value(layer: &Layer) -> Result<ValueConfig> {
-    let model = &layer.model.format;
-    let template = template(layer, "format.value")?;
-    let members = named_templates(layer, "format.envelope", &model.envelope)?;
-    let payload = layer.text("outbox.columns.payload");
-    match (template, members.is_empty()) {
-        (template, true) => Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(payload)))),
-        (None, false) => {
-            let tombstone = (model.tombstone == Tombstone::NullPayload).then(|| payload.to_owned());
-            Ok(ValueConfig::Envelope { members, tombstone })
-        }
-        (Some(_), false) => Err(layer.error(
-            "format.value",
-            "is set, and format.envelope is, too",
-            "remove one of the two: a value is one template or an object of several",
-        )),
-    }
-}
-
-/// The prefix of walrelay's own headers: place, replay, dead letter.
-const OWN_HEADERS: &str = "walrelay-";
-
-/// Whether a header of this name is one of walrelay's own, which a row cannot set.
-pub(crate) fn is_own_header(name: &str) -> bool {
-    name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
-}
-
-fn own_header(layer: &Layer, path: &str, of: &str, name: &str) -> Error {
-    let origin = layer.origin(path);
-    let cause = format!("{origin}: {of} has {name:?}, and names that begin with {OWN_HEADERS} are walrelay's own");
-    Error::new(Kind::Config, cause).remedy("give the header another name")
-}
-
-fn named_templates(layer: &Layer, table: &str, named: &toml::Table) -> Result<Vec<(String, Template)>> {
-    let (mut errors, mut templates) = (Errors::default(), Vec::new());
-    for (name, text) in named {
-        let path = format!("{table}.{name}");
-        let template = if text.is_str() {
-            layer.parsed(&path, TEMPLATE_REMEDY)
-        } else {
-            let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
-            Err(layer.error(&path, "must be a template in quotes", remedy))
-        };
-        templates.extend(errors.keep(template).map(|template| (name.clone(), template)));
-    }
-    errors.result(Some(templates))
-}
-
-fn template(layer: &Layer, path: &str) -> Result<Option<Template>> {
-    layer.get(path).map(|_| layer.parsed(path, TEMPLATE_REMEDY)).transpose()
-}
-
-fn column(layer: &Layer, path: &str) -> Result<String> {
-    layer.checked(path, "a column's name, 1 to 63 bytes, without SQL quotes", is_identifier)
-}
-
-/// A column; none if its name is empty, so that an `[[outbox]]` can unset a value that the others have.
-fn optional_column(layer: &Layer, path: &str) -> Result<Option<String>> {
-    if layer.text(path).is_empty() { Ok(None) } else { column(layer, path).map(Some) }
-}
-
-fn log_columns(layer: &Layer) -> Result<Vec<String>> {
-    let path = "outbox.log_columns";
-    let columns = || layer.text(path).split(',').map(str::trim).filter(|column| !column.is_empty());
-    let allowed = "names of columns with commas between, without SQL quotes";
-    layer.checked(path, allowed, |_| {
-        columns().all(|column| column.len() <= IDENTIFIER_BYTES_MAX && !column.contains(['\0', '"']))
-    })?;
-    Ok(columns().map(str::to_owned).collect())
-}
-
-/// SQL for the middle of a statement. Refuses text that ends a statement or hides the rest of one.
-fn sql(layer: &Layer, path: &str) -> Result<Option<String>> {
-    let allowed = "SQL without semicolons, comments and NUL, and with its brackets and quotes closed";
-    let hidden = [";", "\0", "--", "/*"];
-    let fits = |text: &str| !hidden.iter().any(|part| text.contains(part)) && is_closed(text);
-    Ok(Some(layer.checked(path, allowed, fits)?).filter(|text| !text.is_empty()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::layers::Settings;
+    use crate::error::Result;
 
     fn outboxes(text: &str) -> Result<Vec<OutboxConfig>> {
         Settings::of(text)?.outboxes()

@@ -4,8 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::de::{Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserializer, Serializer};
 
 pub(super) const KIB: u64 = 1024;
 pub(super) const MIB: u64 = 1024 * KIB;
@@ -71,15 +71,15 @@ pub(crate) fn exact_duration(duration: Duration) -> String {
     }
 }
 
-pub(crate) trait Unit {
+/// The unit of a number in the configuration.
+pub(super) trait Unit {
     const EXAMPLE: &'static str;
     fn parse(text: &str) -> Option<u64>;
     fn exact(number: u64) -> String;
 }
 
 /// Milliseconds, from a duration with its unit.
-#[derive(Debug, Clone, Copy)]
-pub struct Milliseconds;
+pub(super) struct Milliseconds;
 
 impl Unit for Milliseconds {
     const EXAMPLE: &'static str = "a duration such as 10s";
@@ -93,8 +93,7 @@ impl Unit for Milliseconds {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Bytes;
+pub(super) struct Bytes;
 
 impl Unit for Bytes {
     const EXAMPLE: &'static str = "a size such as 32MiB";
@@ -108,8 +107,7 @@ impl Unit for Bytes {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Count;
+pub(super) struct Count;
 
 impl Unit for Count {
     const EXAMPLE: &'static str = "a number";
@@ -123,57 +121,47 @@ impl Unit for Count {
     }
 }
 
-/// A number of the configuration in the unit `U`: `DEFAULT` unless it is set, and never outside `MIN..=MAX`.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounded<U, const DEFAULT: u64, const MIN: u64, const MAX: u64>(u64, PhantomData<U>);
+/// For `#[serde(with)]`: a number of the unit `U`, never outside `MIN..=MAX`.
+pub(super) struct Within<U, const MIN: u64, const MAX: u64>(PhantomData<U>);
 
-impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<U, DEFAULT, MIN, MAX> {
-    /// The number, or `max` if the number does not fit.
-    pub(crate) fn number<N: TryFrom<u64>>(&self, max: N) -> N {
-        self.0.try_into().unwrap_or(max)
+impl<U: Unit, const MIN: u64, const MAX: u64> Within<U, MIN, MAX> {
+    pub(super) fn serialize<N: Copy + TryInto<u64>, S: Serializer>(number: &N, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&U::exact((*number).try_into().unwrap_or(u64::MAX)))
+    }
+
+    pub(super) fn deserialize<'de, N: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<N, D::Error> {
+        let number = from.deserialize_any(Within::<U, MIN, MAX>(PhantomData))?;
+        number.try_into().map_err(|_| D::Error::custom(format_args!("{number} does not fit")))
     }
 }
 
-impl<const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<Milliseconds, DEFAULT, MIN, MAX> {
-    pub(crate) fn duration(&self) -> Duration {
-        Duration::from_millis(self.0)
-    }
-}
-
-impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Default for Bounded<U, DEFAULT, MIN, MAX> {
-    fn default() -> Self {
-        Bounded(DEFAULT, PhantomData)
-    }
-}
-
-impl<U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Serialize for Bounded<U, DEFAULT, MIN, MAX> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&U::exact(self.0))
-    }
-}
-
-impl<'de, U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Deserialize<'de>
-    for Bounded<U, DEFAULT, MIN, MAX>
-{
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Bounded(DEFAULT, PhantomData))
-    }
-}
-
-impl<U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Visitor<'_> for Bounded<U, DEFAULT, MIN, MAX> {
-    type Value = Self;
+impl<U: Unit, const MIN: u64, const MAX: u64> Visitor<'_> for Within<U, MIN, MAX> {
+    type Value = u64;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, from {} to {}", U::EXAMPLE, U::exact(MIN), U::exact(MAX))
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self, E> {
+    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
         let number = U::parse(text).filter(|number| (MIN..=MAX).contains(number));
-        number.map(|number| Bounded(number, PhantomData)).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        number.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
     }
 
-    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self, E> {
+    fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
         self.visit_str(&number.to_string())
+    }
+}
+
+/// For `#[serde(with)]`: a duration of whole milliseconds, never outside `MIN_MS..=MAX_MS`.
+pub(super) struct Lasting<const MIN_MS: u64, const MAX_MS: u64>;
+
+impl<const MIN_MS: u64, const MAX_MS: u64> Lasting<MIN_MS, MAX_MS> {
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&exact_duration(*duration))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        Within::<Milliseconds, MIN_MS, MAX_MS>::deserialize(from).map(Duration::from_millis)
     }
 }
 

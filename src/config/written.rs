@@ -71,13 +71,13 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
         KAFKA_PROPERTIES => return,
         _ => None,
     };
-    if named.is_some_and(toml::Table::is_empty) {
+    if named.is_some_and(Vec::is_empty) {
         return;
     }
     line(text, format_args!("\n{heading}"));
     for (name, template) in named.into_iter().flatten() {
         let origin = layer.origin(&format!("{table}.{name}"));
-        line(text, format_args!("{} = {template}  # {origin}", one_line(name)));
+        line(text, format_args!("{} = {}  # {origin}", one_line(name), one_line(template.source())));
     }
     let of_messages = layer.get("outbox.message_prefix").is_some();
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
@@ -259,7 +259,7 @@ mod tests {
         assert!(
             draft.named(HEADERS, odd, odd) && draft.named(HEADERS, "x.y", "{a}") && !draft.named(HEADERS, odd, "again")
         );
-        draft.set("slot.name", odd);
+        draft.set("otel.service_name", odd);
         draft.note("kafka.brokers", "brokers = …\nlinger = 1");
         assert!(draft.named(KAFKA_PROPERTIES, "linger.ms", "5"));
         let settings = Settings::of(&draft.toml("two\nlines")).unwrap();
@@ -269,10 +269,10 @@ mod tests {
             .route
             .headers
             .iter()
-            .map(|(name, text)| (name.as_str(), text.as_str().unwrap()))
+            .map(|(name, template)| (name.as_str(), template.source()))
             .collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
-        assert_eq!(settings.get("slot.name").unwrap().text.expose(), odd);
+        assert_eq!(settings.get("otel.service_name").unwrap().text.expose(), odd);
         assert_eq!(settings.properties["linger.ms"].text.expose(), "5");
     }
 }

@@ -68,7 +68,7 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
-    let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "at-least-once" };
+    let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
     let brokers = (config.sink == SinkKind::Kafka).then_some(config.kafka.brokers.as_str());
     tracing::info!(
         event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,

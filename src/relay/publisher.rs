@@ -244,7 +244,7 @@ impl<S: Sink> Publisher<S> {
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
-            transaction: Transaction::new(setup.delivery.transactions.clone()),
+            transaction: Transaction::new(setup.delivery.transactions().cloned()),
             write_backs: WriteBacks::default(),
             quarantine: Quarantine::default(),
             parking: ParkedIndex::default(),

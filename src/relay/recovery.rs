@@ -308,7 +308,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
             .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
     }
     // After a crash, a row that is read again would look like other rows of its id.
-    let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions.is_some();
+    let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions().is_some();
     if needs_key && outbox.row_key.is_none() {
         let cause =
             format!("slot {slot}: the relay must read rows of table {table}, and no unique index identifies one row");

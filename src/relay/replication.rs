@@ -228,7 +228,7 @@ impl ReplicationLoop<'_> {
             return;
         }
         if self.requeued.is_some() && !is_leaving {
-            let every = config.source.poll.pending_interval.duration();
+            let every = config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
         if self.pipeline.trail.wants_pair() {

@@ -301,7 +301,7 @@ impl Lease {
 
 /// Connects the SQL session that lasts as long as the work. Its name says what is promised.
 async fn connect(config: &Config) -> Result<SqlSession> {
-    let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "control" };
+    let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "control" };
     SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
 }
 
@@ -345,7 +345,7 @@ async fn own(
         return Ok((producer, None));
     }
     let slot = &config.source.slot;
-    let transactions = config.delivery.transactions.as_ref();
+    let transactions = config.delivery.transactions();
     let transactions = transactions.ok_or_else(|| Error::new(Kind::Bug, "a session without a producer"))?;
     let id = transactions.transactional_id(system_identifier, slot.as_str());
     let of = Transactional { id, timeout: transactions.timeout };

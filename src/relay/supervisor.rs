@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::config::{Config, OnError, OutboxConfig, SlotName, StoreKind};
+use crate::config::{Config, OnError, OutboxConfig, ReadTails, SlotName, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
@@ -243,7 +243,7 @@ impl Relay {
     /// Makes the publisher find events that an earlier process, or this one before it stood still, published and did not store.
     fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
         // Events that are committed with their position do not come again.
-        if !self.config.delivery.reads_tails || self.is_transactional() {
+        if self.config.delivery.read_tails == ReadTails::Never || self.is_transactional() {
             return;
         }
         let (identity, outboxes) = (&session.start.identity, &self.config.outboxes);
@@ -258,7 +258,7 @@ impl Relay {
     // Exactly once: each session has a producer of its own.
 
     fn is_transactional(&self) -> bool {
-        self.config.delivery.transactions.is_some()
+        self.config.delivery.transactions().is_some()
     }
 
     /// Ends a session's own producer. Nothing of it counts but what is committed.

@@ -123,7 +123,7 @@ async fn open<'c>(config: &'c Config, task: &TableTask) -> Result<Opened<'c>> {
     for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some()) {
         let facts = table_facts(reader.client(), outbox).await?;
         fits(&facts, outbox, task, config)?;
-        if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
+        if config.delivery.transactions().is_some() && facts.xid_column.is_none() {
             tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
                 "rows do not tell their transaction: rows that are read again after a crash may be published twice: \
                  alter table {} add column xid xid8 not null default pg_current_xact_id()", facts.name);
@@ -375,7 +375,7 @@ impl Work<'_> {
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let idle = empty > IDLE_AFTER;
-            let wait = if idle { source.poll.idle_interval.duration() } else { source.poll.interval.duration() };
+            let wait = if idle { source.poll.idle_interval } else { source.poll.interval };
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
                 let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);

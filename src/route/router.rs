@@ -7,8 +7,8 @@ use std::fmt::Write;
 use serde_json::Map;
 
 use super::{OwnedRecord, Record};
-use crate::config::outbox::is_own_header;
-use crate::config::{OutboxConfig, SlotName, ValueConfig};
+use crate::config::text::is_own_header;
+use crate::config::{NullHeaders, OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Place, Row, Shown, Via};
 use crate::template::{Bound, Moment, RenderError, Template, UnknownColumn, bytea, members};
@@ -119,7 +119,7 @@ impl Router {
                 origin_bytes: 0,
                 named: config.headers.iter().map(bind_named).collect::<Result<_, _>>()?,
                 members: config.headers_from.as_ref().map(bind).transpose()?,
-                omit_null: config.omit_null_headers,
+                omit_null: config.null_headers == NullHeaders::Omit,
             },
             partition: config.partition.as_deref().map(bind_column).transpose()?,
             timestamp: config.timestamp.as_deref().map(bind_column).transpose()?,
@@ -638,7 +638,7 @@ mod tests {
             assert_eq!((sent.topic.as_str(), sent.key.as_deref()), ("placed-out-none", Some("Order.v1/o-1")));
             assert_eq!(sent.headers, ["id=7", "eventType=Placed", "tenant=NULL", "traceparent=00-ab"]);
         }
-        routes.outbox.route.omit_null_headers = true;
+        routes.outbox.route.null_headers = NullHeaders::Omit;
         let mut fewer = Routes::new(|route| *route = routes.outbox.route.clone());
         assert_eq!(fewer.route(&ROW).headers, ["id=7", "eventType=Placed", "traceparent=00-ab"]);
         assert_eq!(routes.route(&with(5, Some("acme"))).topic, "placed-out-acme");

@@ -24,7 +24,7 @@ pub(crate) async fn find(
     outboxes: &mut [OutboxConfig],
 ) -> Result<()> {
     let parks = delivery.on_error == OnError::Park;
-    let may_read = source.mode != Mode::Slot || source.give_up_over_budget || delivery.transactions.is_some();
+    let may_read = source.mode != Mode::Slot || source.give_up_over_budget || delivery.transactions().is_some();
     let mut tables: Vec<(TableName, Table)> = Vec::new();
     for outbox in outboxes {
         let name = match &outbox.source {

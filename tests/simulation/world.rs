@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use walrelay::config::{DeliveryConfig, EventSource, OutboxConfig, TransactionConfig};
+use walrelay::config::{DeliveryConfig, EventSource, Guarantee, OutboxConfig, TransactionConfig};
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
 use walrelay::position::{Lsn, Position};
@@ -117,8 +117,9 @@ impl World {
         let mut setup = setup();
         if self.is_transactional() {
             let (interval, timeout) = (Duration::from_millis(300), Duration::from_secs(3));
-            setup.delivery.transactions =
-                Some(TransactionConfig { id_prefix: "simulated-".to_owned(), max_events: 4, interval, timeout });
+            setup.delivery.guarantee = Guarantee::ExactlyOnce;
+            setup.delivery.transaction =
+                TransactionConfig { id_prefix: "simulated-".to_owned(), max_events: 4, interval, timeout };
         }
         setup
     }

@@ -6,7 +6,7 @@ use super::Report;
 use super::postgres::Seen;
 use crate::cli::output::{counted, shell_word};
 use crate::config::unit::human_bytes;
-use crate::config::{Config, KafkaConfig, OnError, SinkKind, StoreKind};
+use crate::config::{Config, KafkaConfig, OnError, ReadTails, SinkKind, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::relay::no_dead_letters;
 use crate::secret::Secret;
@@ -70,7 +70,7 @@ pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) 
             Topic::Refused(error) => report.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
         }
     }
-    if let Some((of, system)) = config.delivery.transactions.as_ref().zip(seen.system_identifier.as_ref()) {
+    if let Some((of, system)) = config.delivery.transactions().zip(seen.system_identifier.as_ref()) {
         let id = of.transactional_id(system, config.source.slot.as_str());
         // No request asks for the right without fencing the relay that uses the id.
         let list = addressed(&format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"), &config.kafka);
@@ -122,7 +122,7 @@ fn missing(by_brokers: Option<bool>, creation: &Result<()>, of: Purpose, topic: 
 
 fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report: &mut Report<'_>) {
     const RIGHTS: &str = "topic-rights";
-    let reads_tails = config.delivery.reads_tails && config.delivery.transactions.is_none();
+    let reads_tails = config.delivery.read_tails == ReadTails::AtStart && config.delivery.transactions().is_none();
     let [partitions, replicas] =
         [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
     report.ok("topic", name, format!("{partitions}, {replicas} each"));
