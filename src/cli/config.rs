@@ -214,7 +214,7 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     }
     warnings.extend(config.source.database.weakness().map(|weakness| format!("Postgres: {weakness}")));
     warnings.extend(unverified(config));
-    if let Some(address) = config.process.http.filter(|address| !address.ip().is_loopback()) {
+    if let Some(address) = config.http.listen.filter(|address| !address.ip().is_loopback()) {
         warnings.push(format!("metrics and health are served on {address}, to whoever can reach it"));
     }
     warnings

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::cli::config::{self, Common};
 use crate::cli::output::Outcome;
 use crate::cli::slot_watch::SlotWatch;
+use crate::config::LogFormat;
 use crate::relay::stop::{Stop, on_signals};
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
@@ -40,12 +41,12 @@ Exit codes:
 
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
-    let process = settings.process()?;
-    logging::init(process.log_json, &process.log_filter)?;
-    let (mut stop, listener) = (on_signals()?, http::bind(process.http.unwrap_or(ADDRESS)).await?);
-    let mut telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(process.ready_within) };
+    let (keys, otel) = (settings.model(), settings.otel()?);
+    logging::init(keys.log.format == LogFormat::Json, &keys.log.filter)?;
+    let (mut stop, listener) = (on_signals()?, http::bind(keys.http.listen.unwrap_or(ADDRESS)).await?);
+    let mut telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(keys.http.ready_within) };
     let source = settings.source()?;
-    let otel = process.otel.as_ref().map(|otel| Exporter::start(otel, &source.slot, &mut telemetry)).transpose()?;
+    let otel = otel.as_ref().map(|otel| Exporter::start(otel, &source.slot, &mut telemetry)).transpose()?;
     telemetry.metrics.relays(&source, "");
     // There is no Kafka here that could be away.
     telemetry.health.connection(Side::Kafka, true);

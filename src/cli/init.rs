@@ -58,7 +58,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     }
     // Older servers cannot answer.
     judge_version(&preflight::server(session.client()).await?)?;
-    let found = match Table::read(session.client(), &wanted).await? {
+    let found = match Table::read(session.client(), wanted).await? {
         Some(found) => found,
         None => {
             let cause = format!("there is no table {wanted} in database {}", database.database);
@@ -66,13 +66,13 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
             return Err(error.remedy(name_one(&session).await?).into());
         }
     };
-    fit(&wanted, &found)?;
+    fit(wanted, &found)?;
     let known = Known {
-        refused: setup_refusal(&wanted, &found),
-        no_xid_column: refusal("setup --add-xid-column", xid_column::wanted(&wanted, &found)),
+        refused: setup_refusal(wanted, &found),
+        no_xid_column: refusal("setup --add-xid-column", xid_column::wanted(wanted, &found)),
         ..known
     };
-    let suggestion = suggest(&wanted, &found.columns, &known)?;
+    let suggestion = suggest(wanted, &found.columns, &known)?;
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
     let adds_column = known.no_xid_column.is_none() && !found.columns.iter().any(Column::tells_transaction);
     let about = explanation(&suggestion, file.as_deref(), known.brokers.is_some(), adds_column);

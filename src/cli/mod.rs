@@ -5,6 +5,7 @@ use std::future::pending;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
+use crate::config::LogFormat;
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
 use crate::demo;
@@ -373,7 +374,7 @@ async fn demo(args: &DemoArgs) -> Outcome {
 async fn run(args: &RunArgs) -> Outcome {
     let settings = config::settings(&flags(&args.settings), &args.settings.source.relay.common.file)?;
     let config = config::config(&settings, args.adopt_slot)?;
-    logging::init(config.process.log_json, &config.process.log_filter)?;
+    logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;
     if let Some(file) = settings.file() {
         tracing::info!(event = "configuration_read", file, "configuration file");
     }
@@ -381,15 +382,15 @@ async fn run(args: &RunArgs) -> Outcome {
         tracing::warn!(event = "configuration_warned", "{warning}");
     }
     let stop = on_signals()?;
-    let mut telemetry = Telemetry::new(config.process.ready_within);
-    let pages = match config.process.http {
+    let mut telemetry = Telemetry::new(config.http.ready_within);
+    let pages = match config.http.listen {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,
     };
     let guarantee = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
     telemetry.metrics.relays(&config.source, guarantee);
     let slot = &config.source.slot;
-    let otel = config.process.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;
+    let otel = config.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
     let is_watched = pages.is_some() || otel.is_some();
     let relay = relay::run(config, telemetry.clone(), stop.clone());

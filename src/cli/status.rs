@@ -138,7 +138,7 @@ struct Checked {
 impl Checked {
     async fn open(args: &StatusArgs) -> Result<Checked> {
         let settings = config::read(&args.common, &args.common.file)?;
-        let ((slot, database), http) = both(both(settings.slot(), settings.database()), settings.http())?;
+        let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay status").await?;
         Ok(Checked { session, slot, limits: args.limits, http: http.filter(|_| !args.nagios) })
     }

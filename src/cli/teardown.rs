@@ -227,13 +227,13 @@ fn unread(source: &SourceConfig, error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::EventSource;
+    use crate::config::{EventSource, StreamConfig};
     use crate::conninfo::ConnInfo;
 
     #[test]
     fn a_slot_that_cannot_be_read_has_a_remedy() {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "orders", "walrelay_orders", 1);
+        let source = SourceConfig::sample(database, "orders", "walrelay_orders", StreamConfig::default());
         for (kind, expected, remedy) in [
             (
                 Kind::PostgresRefused,
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_script_ends_a_session_and_drops_what_exists() {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "orders", "walrelay_Orders", 1);
+        let source = SourceConfig::sample(database, "orders", "walrelay_Orders", StreamConfig::default());
         let script = |has_slot, backend, has_publication| {
             let steps = steps(&source, has_slot, backend, has_publication).unwrap();
             Plan { steps, ..Plan::default() }.script("teardown", None)

@@ -70,17 +70,16 @@ impl<'a> Override<'a> {
         self.names.join(".")
     }
 
-    fn is_property(&self) -> bool {
-        matches!(self.names.as_slice(), [kafka, properties, ..] if kafka == "kafka" && properties == "properties")
-    }
-
     /// The values of a `--set`, as [`toml_of`] returns it.
     pub(super) fn all_of(toml: &'a str) -> Result<Vec<Override<'a>>> {
         let table = DeTable::parse(toml).map_err(|_| {
             Error::new(Kind::Config, "--set: this is not KEY=VALUE with the key of a configuration file")
                 .remedy("write it as --set delivery.retry_attempts=5 or --set route.topic=orders")
         })?;
-        let over = |(names, value): (Vec<String>, &Spanned<DeValue<'a>>)| {
+        let over = |(mut names, value): (Vec<String>, &Spanned<DeValue<'a>>)| {
+            if names.join(".").starts_with(KAFKA_PROPERTIES) && names.len() > 3 {
+                names = vec![names.remove(0), names.remove(0), names.join(".")];
+            }
             let text = Secret::new(text_of(value.get_ref()).unwrap_or_default());
             Override { names, value: value.get_ref().clone(), given: Given { text, origin: Origin::Flag(SET) } }
         };
@@ -146,6 +145,12 @@ impl Layer {
         self.given.get(path)
     }
 
+    /// The values of a table whose keys may have any name.
+    pub(super) fn below(&self, table: &str) -> BTreeMap<String, Given> {
+        let name = |path: &str| Some(path.strip_prefix(table)?.strip_prefix('.')?.to_owned());
+        self.given.iter().filter_map(|(path, given)| Some((name(path)?, given.clone()))).collect()
+    }
+
     pub(super) fn origin(&self, path: &str) -> String {
         self.get(path).map_or_else(|| "default".to_owned(), |given| given.origin.to_string())
     }
@@ -175,7 +180,6 @@ pub(super) struct Layers {
     /// All settings except those of an `[[outbox]]`.
     pub(super) base: Layer,
     pub(super) outboxes: Vec<Layer>,
-    pub(super) properties: BTreeMap<String, Given>,
 }
 
 impl Layers {
@@ -183,17 +187,11 @@ impl Layers {
     pub(super) fn read(file: &ConfigFile, overrides: &[Override<'_>]) -> Result<Layers> {
         let reader = Reader { file, overrides };
         let mut root = reader.parse()?;
-        let (mut errors, mut properties) = (Errors::default(), BTreeMap::new());
+        let mut errors = Errors::default();
         if let Some(DeValue::Table(kafka)) = root.get_mut("kafka").map(Spanned::get_mut)
-            && let Some(value) = kafka.remove("properties")
+            && let Some(DeValue::Table(properties)) = kafka.get_mut("properties").map(Spanned::get_mut)
         {
-            let table = Vec::from(["kafka", "properties"].map(str::to_owned));
-            let values = value.get_ref().as_table().map(|below| values_of(&table, below));
-            properties = errors.or_default(reader.properties(values.unwrap_or_else(|| vec![(table, &value)])));
-        }
-        let overriding = reader.overrides().filter(|(_, over)| over.is_property());
-        for (names, value) in overriding.map(|(at, over)| (&over.names, Spanned::new(at..at, over.value.clone()))) {
-            properties.extend(errors.or_default(reader.properties(vec![(names.clone(), &value)])));
+            *properties = errors.or_default(reader.flat(properties));
         }
         let mut outboxes = Vec::new();
         if let Some(DeValue::Array(several)) = root.get("outbox").map(Spanned::get_ref) {
@@ -204,7 +202,7 @@ impl Layers {
             }
         }
         let base = errors.keep(reader.layer(root));
-        errors.result(base.map(|base| Layers { base, outboxes, properties }))
+        errors.result(base.map(|base| Layers { base, outboxes }))
     }
 }
 
@@ -235,11 +233,6 @@ impl<'a> Reader<'a> {
             errors.add(self.error(start, error.message()).remedy(remedy));
         }
         errors.result(Some(table.into_inner()))
-    }
-
-    /// The overrides, each with the place of its span.
-    fn overrides(&self) -> impl Iterator<Item = (usize, &'a Override<'a>)> {
-        (self.file.text.len() + 1..).zip(self.overrides)
     }
 
     /// The settings of one `[[outbox]]`: its keys, `route` and `format` over those of `base`.
@@ -288,7 +281,7 @@ impl<'a> Reader<'a> {
     }
 
     fn layer(&self, mut root: DeTable<'a>) -> Result<Layer> {
-        for (at, over) in self.overrides().filter(|(_, over)| !over.is_property()) {
+        for (at, over) in (self.file.text.len() + 1..).zip(self.overrides) {
             set(&mut root, &over.names, Spanned::new(at..at, over.value.clone()));
         }
         let (mut errors, mut given) = (Errors::default(), BTreeMap::new());
@@ -309,6 +302,11 @@ impl<'a> Reader<'a> {
         let path = names.join(".");
         if tables().contains(&path.as_str()) {
             return Err(self.no_value(*start, &path));
+        }
+        if path.starts_with(&format!("{KAFKA_PROPERTIES}.")) {
+            let cause = format_args!("{path} is neither text nor a number nor true or false");
+            let remedy = "write the property's value as librdkafka's manual has it, in quotes";
+            return text_of(value.get_ref()).map(drop).ok_or_else(|| self.error(*start, cause).remedy(remedy));
         }
         let header = path.strip_prefix(HEADERS).and_then(|name| name.strip_prefix('.'));
         let is_named = header.is_some() || path.starts_with(&format!("{ENVELOPE}."));
@@ -336,26 +334,17 @@ impl<'a> Reader<'a> {
     }
 
     /// Dotted names and tables mean the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
-    fn properties(&self, values: Vec<(Vec<String>, &Spanned<DeValue<'_>>)>) -> Result<BTreeMap<String, Given>> {
-        let (mut errors, mut properties) = (Errors::default(), BTreeMap::new());
-        for (names, value) in values {
-            let (path, start) = (names.join("."), value.span().start);
-            let Some(name) = path.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.')) else {
-                errors.add(self.no_value(start, &path));
-                continue;
-            };
-            let Some(text) = text_of(value.get_ref()) else {
-                let cause = format_args!("{path} is neither text nor a number nor true or false");
-                let remedy = "write the property's value as librdkafka's manual has it, in quotes";
-                errors.add(self.error(start, cause).remedy(remedy));
-                continue;
-            };
-            let given = Given { text: Secret::new(text), origin: self.origin(start) };
-            if properties.insert(name.to_owned(), given).is_some() {
-                errors.add(self.error(start, format_args!("{path} is set twice")).remedy("remove one of the two"));
+    fn flat(&self, properties: &DeTable<'a>) -> Result<DeTable<'a>> {
+        let (mut errors, mut flat) = (Errors::default(), DeTable::new());
+        for (names, value) in values_of(&[], properties) {
+            let (name, span) = (names.join("."), value.span());
+            if flat.contains_key(name.as_str()) {
+                let cause = format_args!("{KAFKA_PROPERTIES}.{name} is set twice");
+                errors.add(self.error(span.start, cause).remedy("remove one of the two"));
             }
+            flat.insert(Spanned::new(span, name.into()), value.clone());
         }
-        errors.result(Some(properties))
+        errors.result(Some(flat))
     }
 
     /// The error for a value that serde or a rule refused. Their message would show the value, which may be a secret.
@@ -566,7 +555,7 @@ mod tests {
     fn kafka_properties_may_have_dotted_or_quoted_names_and_unquoted_numbers() {
         let layers = read("[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n").unwrap();
         let shown = |(name, given): (&String, &Given)| format!("{name} {} {}", given.text.expose(), given.origin);
-        let properties: Vec<_> = layers.properties.iter().map(shown).collect();
+        let properties: Vec<_> = layers.base.below(KAFKA_PROPERTIES).iter().map(shown).collect();
         assert_eq!(properties, ["a.b.c true w.toml:4", "linger.ms 5 w.toml:2", "sasl.mechanism PLAIN w.toml:3"]);
     }
 

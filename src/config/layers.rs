@@ -1,13 +1,13 @@
 //! Settings: flag over environment over file over default; their checks, and the resulting [`Config`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::ops::Deref;
 use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, DeliveryConfig, KAFKA_PROPERTIES, KEYS, KafkaConfig, LogFormat, Mode, Model, OnError, OnLoss, OverBudget,
-    PollConfig, ReadTails, SinkKind, StateConfig, StoreKind, how_to_set,
+    Backlog, DeliveryConfig, Http, KAFKA_PROPERTIES, KEYS, KafkaConfig, Log, Mode, Model, OnError, OnLoss, PollConfig,
+    ReadTails, Shutdown, SinkKind, Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
 };
 use super::name::{SlotName, TableName, is_identifier, is_number};
 use super::otel::{self, OtelConfig, otel};
@@ -30,44 +30,32 @@ pub struct Config {
     pub kafka: KafkaConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
-    pub process: ProcessConfig,
+    pub(crate) http: Http,
+    pub(crate) log: Log,
+    pub(crate) shutdown: Shutdown,
+    /// `None`: no metrics and no spans are sent.
+    pub otel: Option<OtelConfig>,
 }
 
+/// The slot with its server. The keys of `[slot]` are fields of this, too.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
     pub database: ConnInfo,
     pub slot: SlotName,
     /// The slot's publication. Default: `walrelay_SLOT`, which `walrelay setup` creates.
     pub publication: String,
-    /// `wal_sender_timeout` for the relay's session. The relay sends at least three status updates in this time, and
-    /// counts the server as dead after this much silence.
-    pub wal_sender_timeout: Duration,
     /// Whether the stream has messages of `pg_logical_emit_message`. Otherwise the server sends none.
     pub messages: bool,
-    /// The greatest size of one message from the server. A larger row stops the relay, which names its LSN.
-    pub max_message_bytes: usize,
-    /// Whether rows come from the slot or from the table.
-    pub mode: Mode,
-    pub on_loss: OnLoss,
-    /// The existing rows that are published first; `None`: pending rows where `outbox.pending` is set, else all.
-    pub backlog: Option<Backlog>,
-    pub max_retained_bytes: Option<u64>,
-    /// Whether a slot that retains more is given up.
-    pub give_up_over_budget: bool,
     pub poll: PollConfig,
+    pub(crate) stream: StreamConfig,
 }
 
-#[derive(Debug, Clone)]
-pub struct ProcessConfig {
-    pub http: Option<SocketAddr>,
-    /// The longest wait for acks at a stop.
-    pub shutdown_timeout: Duration,
-    /// The relay is not ready after this long with work and without an ack or a confirmed LSN.
-    pub ready_within: Duration,
-    pub log_json: bool,
-    pub log_filter: String,
-    /// `None`: no metrics and no spans are sent.
-    pub otel: Option<OtelConfig>,
+impl Deref for SourceConfig {
+    type Target = StreamConfig;
+
+    fn deref(&self) -> &StreamConfig {
+        &self.stream
+    }
 }
 
 /// Values of flags, by the key's path.
@@ -118,11 +106,17 @@ impl Settings {
         let overrides: BTreeMap<_, _> = variables.chain(set).chain(typed).map(|over| (over.path(), over)).collect();
         let overrides: Vec<_> = overrides.into_values().collect();
         let layers = errors.keep(Layers::read(file.unwrap_or(&none), &overrides));
-        let Layers { base, outboxes, properties } = errors.result(layers)?;
+        let Layers { base, outboxes } = errors.result(layers)?;
+        let properties = base.below(KAFKA_PROPERTIES);
         let warnings = warnings(environment, file, &base, &properties);
         let environment = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
         let file = file.unwrap_or(&none).path.clone();
         Ok(Settings { base, outboxes, properties, file, warnings, environment })
+    }
+
+    /// The settings of all tables, without what follows from them.
+    pub(crate) fn model(&self) -> &Model {
+        &self.base.model
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<&Given> {
@@ -147,7 +141,8 @@ impl Settings {
     /// # Errors
     /// [`Kind::Config`] with each required key that is not set, or with each contradiction.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
-        let (sink, mut delivery) = (self.base.model.sink.kind, self.base.model.delivery.clone());
+        let Model { sink, mut delivery, http, log, shutdown, .. } = self.base.model.clone();
+        let sink = sink.kind;
         if sink != SinkKind::Kafka {
             delivery.read_tails = ReadTails::Never;
         }
@@ -160,11 +155,11 @@ impl Settings {
         }
         let source = errors.keep(self.source());
         let kafka = errors.or_default(self.kafka(&outboxes));
-        let process = errors.keep(self.process());
-        let (source, process) = errors.result(source.zip(process))?;
+        let otel = errors.or_default(self.otel());
+        let source = errors.result(source)?;
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
         let source = SourceConfig { messages, ..source };
-        let config = Config { source, outboxes, sink, kafka, delivery, state, process };
+        let config = Config { source, outboxes, sink, kafka, delivery, state, http, log, shutdown, otel };
         self.validate(&config)?;
         Ok(config)
     }
@@ -193,14 +188,14 @@ impl Settings {
         self.base.required("slot.name", self.base.model.slot.name.as_ref()).map_err(of_no_file)
     }
 
-    pub(crate) fn table(&self) -> TableName {
-        self.base.model.outbox.table.clone()
+    pub(crate) fn table(&self) -> &TableName {
+        &self.base.model.outbox.table
     }
 
     pub(crate) fn source(&self) -> Result<SourceConfig> {
-        let model = self.base.model.slot.clone();
         let (slot, database) = both(self.slot(), self.database())?;
-        let publication = model.publication.unwrap_or_else(|| format!("walrelay_{slot}"));
+        let Slot { publication, stream, .. } = self.base.model.slot.clone();
+        let publication = publication.unwrap_or_else(|| format!("walrelay_{slot}"));
         if !is_identifier(&publication) {
             let origin = self.base.origin("slot.name");
             let cause =
@@ -208,20 +203,7 @@ impl Settings {
             return Err(Error::new(Kind::Config, cause)
                 .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
         }
-        Ok(SourceConfig {
-            database,
-            slot,
-            publication,
-            wal_sender_timeout: model.wal_sender_timeout,
-            messages: false,
-            max_message_bytes: model.max_message_bytes,
-            mode: model.mode,
-            on_loss: model.on_loss,
-            backlog: model.backlog,
-            max_retained_bytes: model.max_retained_bytes,
-            give_up_over_budget: model.over_budget == OverBudget::GiveUp,
-            poll: self.base.model.poll.clone(),
-        })
+        Ok(SourceConfig { database, slot, publication, messages: false, poll: self.base.model.poll.clone(), stream })
     }
 
     /// The sources of events and their routes: one for each outbox.
@@ -241,10 +223,6 @@ impl Settings {
             outboxes.push(outbox);
         }
         errors.result(Some(outboxes))
-    }
-
-    pub(crate) fn delivery(&self) -> &DeliveryConfig {
-        &self.base.model.delivery
     }
 
     fn kafka(&self, outboxes: &[OutboxConfig]) -> Result<KafkaConfig> {
@@ -277,16 +255,8 @@ impl Settings {
         Ok(state)
     }
 
-    pub(crate) fn process(&self) -> Result<ProcessConfig> {
-        let model = &self.base.model;
-        Ok(ProcessConfig {
-            http: model.http.listen,
-            shutdown_timeout: model.shutdown.timeout,
-            ready_within: model.http.ready_within,
-            log_json: model.log.format == LogFormat::Json,
-            log_filter: model.log.filter.clone(),
-            otel: otel(&self.base, &self.environment)?,
-        })
+    pub(crate) fn otel(&self) -> Result<Option<OtelConfig>> {
+        otel(&self.base, &self.environment)
     }
 
     /// Refuses settings that contradict each other. [`OutboxConfig`] refuses those of one outbox.
@@ -302,7 +272,7 @@ impl Settings {
     fn validate_source(&self, config: &Config) -> Result<()> {
         let Config { source, outboxes, state, .. } = config;
         let base = &self.base;
-        let reads = match (source.mode, source.give_up_over_budget) {
+        let reads = match (source.mode, source.gives_up_over_budget()) {
             (Mode::Poll | Mode::Auto, _) => Some("slot.mode"),
             (Mode::Slot, true) => Some("slot.over_budget"),
             (Mode::Slot, false) => None,
@@ -313,7 +283,7 @@ impl Settings {
             let remedy = "set state.store to kafka or postgres";
             base.refuse_if(state.store == StoreKind::Slot, reads, "needs a place to keep what is published", remedy)?;
         }
-        if source.give_up_over_budget {
+        if source.gives_up_over_budget() {
             let has_no_budget = source.max_retained_bytes.is_none();
             let remedy = "set max_retained_bytes, such as 10GiB";
             base.refuse_if(has_no_budget, "slot.over_budget", "is set, and no budget", remedy)?;
@@ -643,6 +613,7 @@ mod tests {
         let paths = ["route.topic", "delivery.retry_attempts", "slot.name", "route.headers.a.b"];
         assert_eq!(paths.map(shown), ["last --set", "5 --set", "flag --slot", "{x} --set"]);
         assert_eq!(settings_of_all.properties["linger.ms"].text.expose(), "3");
+        assert_eq!(settings(&[]).unwrap().properties["linger.ms"].text.expose(), "2");
         for (wrong, cause) in [
             ("slot.nmae=a", "--set: slot.nmae does not exist"),
             ("typo.key=1", "--set: typo does not exist"),
@@ -669,10 +640,10 @@ mod tests {
         assert_eq!(
             causes(Settings::of(shape).unwrap_err()),
             [
-                "w.toml:7: kafka.properties.x is neither text nor a number nor true or false",
                 "w.toml:2: slot.nmae does not exist",
                 "w.toml:3: slot.wal_sender_timeout cannot be 10",
                 "w.toml:5: log.format cannot be \"xml\"",
+                "w.toml:7: kafka.properties.x is neither text nor a number nor true or false",
             ]
         );
         let values = "[slot]\nname = 'A'\n[outbox.columns]\nid = ''\n[route]\ntopic = '{'\n[state]\ntopic = ' '\n\
@@ -682,8 +653,11 @@ mod tests {
         assert_eq!(values.len(), keys.len(), "{values:?}");
         assert!(values.iter().zip(keys).all(|(cause, key)| cause.contains(key)), "{values:?}");
         let missing = "database.url = 'postgres://u@h/d'\n[outbox]\ndelete = 'acked'\nmark = 'a'\nretention = '1d'";
+        let missing = Settings::of(missing).unwrap().config(false).unwrap_err();
+        let remedy = "set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file";
+        assert_eq!(missing.what_to_do().as_deref(), Some(remedy));
         assert_eq!(
-            causes(Settings::of(missing).unwrap().config(false).unwrap_err()),
+            causes(missing),
             [
                 "slot.name is not set",
                 "w.toml:4: outbox.mark is set, and outbox.delete, too",
@@ -691,15 +665,6 @@ mod tests {
                 "kafka.brokers is not set",
             ]
         );
-    }
-
-    #[test]
-    fn a_kafka_property_in_the_environment_beats_the_file() {
-        let file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5");
-        let set = environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]);
-        let settings = Settings::new(&Flags::new(), &set, Some(&file)).unwrap();
-        assert_eq!(settings.properties["sasl.password"].text.expose(), "b");
-        assert_eq!(settings.properties["linger.ms"].origin.to_string(), "w.toml:3");
     }
 
     #[test]
@@ -756,20 +721,14 @@ mod tests {
     }
 
     impl SourceConfig {
-        pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, max_message_bytes: usize) -> Self {
+        pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, stream: StreamConfig) -> Self {
             SourceConfig {
                 database,
                 slot: slot.parse().unwrap(),
                 publication: publication.to_owned(),
-                wal_sender_timeout: Duration::from_secs(10),
                 messages: false,
-                max_message_bytes,
-                mode: Mode::Slot,
-                on_loss: OnLoss::Recover,
-                backlog: None,
-                max_retained_bytes: None,
-                give_up_over_budget: false,
                 poll: PollConfig::default(),
+                stream,
             }
         }
     }
@@ -804,8 +763,8 @@ mod tests {
         assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
         assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
         assert_eq!(config.state.key, "orders");
-        assert_eq!(config.process.http, None);
-        assert_eq!(config.process.shutdown_timeout, Duration::from_secs(30));
+        assert_eq!(config.http.listen, None);
+        assert_eq!(config.shutdown.timeout, Duration::from_secs(30));
     }
 
     #[test]
@@ -930,14 +889,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_required_setting_is_refused_with_its_flag_variable_and_key() {
-        let error = Settings::of("database.url = 'postgres://u@h/d'").unwrap().config(false).unwrap_err();
-        assert_eq!(error.cause(), "slot.name is not set");
-        assert_eq!(
-            error.what_to_do().as_deref(),
-            Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file")
-        );
-        assert_eq!(error.to_string(), "slot.name is not set");
+    fn a_missing_slot_is_told_with_the_places_of_a_file() {
         let without_file = Settings::new(&Flags::new(), &Environment::new(), None).unwrap().slot().unwrap_err();
         let cause = "no walrelay.toml was found here or in /etc/walrelay: slot.name is not set";
         assert_eq!(without_file.to_string(), cause);
@@ -994,7 +946,7 @@ mod tests {
             ("[::1]:9464", "[::1]:9464"),
         ] {
             let config = config(&format!("http.listen = '{text}'")).unwrap();
-            assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");
+            assert_eq!(config.http.listen.unwrap().to_string(), address, "{text}");
         }
     }
 

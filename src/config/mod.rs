@@ -28,7 +28,7 @@ pub(crate) use model::{
     Backlog, LogFormat, Mode, OnError, OnLoss, OverBudget, ReadTails, RetryConfig, SinkKind, StateConfig, StoreKind,
     max_attempts,
 };
-pub use model::{DeliveryConfig, Guarantee, KafkaConfig, TransactionConfig};
+pub use model::{DeliveryConfig, Guarantee, KafkaConfig, StreamConfig, TransactionConfig};
 pub(crate) use name::{SlotName, TableName, is_topic};
 pub(crate) use otel::OtelConfig;
 pub use outbox::{EventSource, OutboxConfig};

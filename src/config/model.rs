@@ -32,7 +32,7 @@ pub(crate) const KAFKA_PROPERTIES: &str = "kafka.properties";
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Model {
+pub(crate) struct Model {
     pub(super) database: Database,
     pub(super) slot: Slot,
     pub(super) poll: PollConfig,
@@ -41,11 +41,11 @@ pub(super) struct Model {
     pub(super) format: Format,
     pub(super) sink: Sink,
     pub(super) kafka: KafkaConfig,
-    pub(super) delivery: DeliveryConfig,
+    pub(crate) delivery: DeliveryConfig,
     pub(super) state: StateConfig,
-    pub(super) http: Http,
+    pub(crate) http: Http,
     pub(super) otel: Otel,
-    pub(super) log: Log,
+    pub(crate) log: Log,
     pub(super) shutdown: Shutdown,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Database {
     pub(super) url: Option<Secret>,
 }
 
-#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Slot {
     /// The slot. Required: two relays on one slot would disconnect each other, so there is no shared default.
@@ -66,27 +66,42 @@ pub(super) struct Slot {
     /// The publication. Follows from the slot's name, because `setup` creates both.
     #[serde(deserialize_with = "text::optional")]
     pub(super) publication: Option<String>,
-    /// `wal_sender_timeout` of the relay's session. Ten seconds: a dead peer is noticed sooner than after Postgres'
+    #[serde(flatten)]
+    pub(super) stream: StreamConfig,
+}
+
+/// How a slot is read, and what is done about one that is lost or retains too much.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
+#[serde(default)]
+pub struct StreamConfig {
+    /// `wal_sender_timeout` of the relay's session. The relay sends at least three status updates in this time, and counts the
+    /// server as dead after this much silence. Ten seconds: a dead peer is noticed sooner than after Postgres'
     /// sixty.
     #[default(Duration::from_secs(10))]
     #[serde(with = "Lasting::<SECOND_MS, HOUR_MS>")]
-    pub(super) wal_sender_timeout: Duration,
-    /// The largest message from the server. 64 MiB: sixty times a broker's limit, and one row still fits in memory.
+    pub wal_sender_timeout: Duration,
+    /// The largest message from the server. A larger row stops the relay, which names its LSN. 64 MiB: sixty times a broker's limit, and one row still fits in memory.
     #[default(64 << 20)]
     #[serde(with = "Within::<Bytes, { 64 * KIB }, GIB>")]
-    pub(super) max_message_bytes: usize,
+    pub max_message_bytes: usize,
     /// Where events come from. The slot: polling costs queries.
-    pub(super) mode: Mode,
+    pub mode: Mode,
     /// The reaction to the loss of the slot. Recovery: the table still has the events.
-    pub(super) on_loss: OnLoss,
+    pub on_loss: OnLoss,
     /// The existing rows that are published first. Follows: pending rows where `outbox.pending` is set, else all.
     #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
-    pub(super) backlog: Option<Backlog>,
+    pub backlog: Option<Backlog>,
     /// The greatest amount of WAL that the slot may retain. No bound: the server has its own, `max_slot_wal_keep_size`.
     #[serde(deserialize_with = "retained_bytes")]
-    pub(super) max_retained_bytes: Option<u64>,
+    pub max_retained_bytes: Option<u64>,
     /// The reaction to a slot that retains more. The slot stays: dropping it costs a recovery from the table.
-    pub(super) over_budget: OverBudget,
+    pub over_budget: OverBudget,
+}
+
+impl StreamConfig {
+    pub(crate) fn gives_up_over_budget(&self) -> bool {
+        self.over_budget == OverBudget::GiveUp
+    }
 }
 
 fn retained_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
@@ -146,7 +161,7 @@ pub enum OnLoss {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum OverBudget {
+pub enum OverBudget {
     /// The slot stays, and the relay reports that it is not ready
     #[default]
     Unready,
@@ -391,15 +406,15 @@ pub enum StoreKind {
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Http {
+pub(crate) struct Http {
     /// Address of metrics and health. Off: walrelay opens no port by default.
     #[serde(deserialize_with = "text::address")]
-    pub(super) listen: Option<SocketAddr>,
+    pub(crate) listen: Option<SocketAddr>,
     /// Not ready after this long with work and without an ack or a confirmed LSN. A minute: longer than a broker's
     /// election.
     #[default(Duration::from_secs(60))]
     #[serde(with = "Lasting::<SECOND_MS, DAY_MS>")]
-    pub(super) ready_within: Duration,
+    pub(crate) ready_within: Duration,
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
@@ -420,12 +435,12 @@ pub(super) struct Otel {
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Log {
+pub(crate) struct Log {
     /// Form of log lines. Text: a system that collects logs can ask for JSON.
-    pub(super) format: LogFormat,
+    pub(crate) format: LogFormat,
     /// The log filter. `info`: start, stop, faults and their end; nothing per event.
     #[default("info")]
-    pub(super) filter: String,
+    pub(crate) filter: String,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
@@ -440,11 +455,11 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Shutdown {
+pub(crate) struct Shutdown {
     /// How long a stop waits for acks. Thirty seconds: longer than a broker's election.
     #[default(Duration::from_secs(30))]
     #[serde(with = "Lasting::<0, HOUR_MS>")]
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// A key of the file with one value.
@@ -574,7 +589,8 @@ mod tests {
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
         assert_eq!(seen.len(), 2 * 73);
-        assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
+        let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
+        assert!(FLAGS.iter().map(|(path, _)| *path).chain(ruled).all(|path| seen.contains(path)), "a rule of no key");
     }
 
     #[test]

@@ -115,7 +115,7 @@ mod tests {
         let environment: Environment =
             variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let file = ConfigFile::new("w.toml", text);
-        Settings::new(&Flags::new(), &environment, Some(&file))?.process().map(|process| process.otel)
+        Settings::new(&Flags::new(), &environment, Some(&file))?.otel()
     }
 
     const ENDPOINT: &str = "[otel]\nendpoint = 'http://c:4318'";

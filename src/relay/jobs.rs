@@ -324,7 +324,7 @@ enum Told {
 
 impl RetentionLimit {
     pub(crate) fn new(config: &SourceConfig) -> Self {
-        RetentionLimit { max: config.max_retained_bytes, gives_up: config.give_up_over_budget, told: Told::Nothing }
+        RetentionLimit { max: config.max_retained_bytes, gives_up: config.gives_up_over_budget(), told: Told::Nothing }
     }
 
     /// Judges `retained` bytes of WAL, and gives a warning, once for each step.

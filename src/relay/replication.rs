@@ -394,7 +394,7 @@ impl ReplicationLoop<'_> {
         if !asked.is_empty() {
             let (slot, rows) = (&self.shared.process.config.source.slot, asked.len());
             tracing::info!(event = "pending_rows_found", %slot, rows, "rows are pending again; publishing them again");
-            self.leave(self.shared.process.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
+            self.leave(self.shared.process.config.shutdown.timeout, Ok(Ended::Asked(asked)));
         }
     }
 
@@ -522,7 +522,7 @@ impl ReplicationLoop<'_> {
         if self.shared.leaving.is_none() && !self.pipeline.publisher.is_drained() {
             tracing::error!(event = "halting", %error, "stopping: waiting for acks of earlier events");
         }
-        self.leave(self.shared.process.config.process.shutdown_timeout, Err(error));
+        self.leave(self.shared.process.config.shutdown.timeout, Err(error));
         Ok(())
     }
 

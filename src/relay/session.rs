@@ -85,7 +85,7 @@ impl Session {
         if let Some(error) = &vanished {
             warn(format!("{error}; relaying the events from before that, then stopping"));
         }
-        if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
+        if source.gives_up_over_budget() || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
             judge_polling(config, warn).await?;
         }
         none_left_behind(sql.client(), config).await?;
@@ -120,7 +120,7 @@ impl Session {
             base_types: BaseTypes::new(facts.base_types(), facts.wal_end),
             vanished: vanished.map(|error| (start.wal_end, error)),
             marker: marker.map(Arc::new),
-            may_give_up: source.give_up_over_budget && start.had_whole_table,
+            may_give_up: source.gives_up_over_budget() && start.had_whole_table,
             walsender_pid,
             start,
         };
@@ -506,7 +506,7 @@ async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -
         let facts = table_facts(reader.client(), outbox).await?;
         let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
         match fit {
-            Err(error) if source.give_up_over_budget => return Err(error),
+            Err(error) if source.gives_up_over_budget() => return Err(error),
             Err(error) => warn(error.to_string()),
             Ok(()) => {}
         }

@@ -165,7 +165,7 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Stop => {
                 telemetry.health.stopping();
                 let at_once = std::mem::replace(&mut self.stop_heard, true) || self.process.stop.asked() == Stop::Now;
-                let grace = if at_once { Duration::ZERO } else { config.process.shutdown_timeout };
+                let grace = if at_once { Duration::ZERO } else { config.shutdown.timeout };
                 self.leave(publisher, grace, Ok(Ended::Stopped));
             }
             SharedInput::Clock => {}

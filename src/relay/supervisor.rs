@@ -435,7 +435,7 @@ impl Relay {
 
     /// Ends a relay that was told to stop, and waits for acks that no session waited for, because Postgres was away.
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
-        let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
+        let until = stop.since().unwrap_or_else(Instant::now) + self.config.shutdown.timeout;
         let acked = match self.producer.running_mut() {
             // A session that ended because of the stop has waited.
             Some(pipeline) if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain => {

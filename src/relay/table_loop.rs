@@ -346,7 +346,7 @@ impl<'a> TableLoop<'a> {
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
             end = &mut self.shared.control => return Err(end.error().clone()),
-            () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.process.shutdown_timeout) => {
+            () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.shutdown.timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
                     .remedy("nothing is lost: rows after the stored progress are read at the next start"));

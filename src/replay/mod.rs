@@ -331,7 +331,7 @@ impl<'c> Replay<'c> {
             total: self.total,
             in_flight: VecDeque::new(),
             published: ReplayProgress::default(),
-            turns: Turns::new(stop, config.process.shutdown_timeout),
+            turns: Turns::new(stop, config.shutdown.timeout),
             unusable: Box::pin(async move { producer.unusable().await }),
         };
         let ended = publishing.all(&self.reader, say).await;

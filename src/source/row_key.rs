@@ -24,7 +24,7 @@ pub(crate) async fn find(
     outboxes: &mut [OutboxConfig],
 ) -> Result<()> {
     let parks = delivery.on_error == OnError::Park;
-    let may_read = source.mode != Mode::Slot || source.give_up_over_budget || delivery.transactions().is_some();
+    let may_read = source.mode != Mode::Slot || source.gives_up_over_budget() || delivery.transactions().is_some();
     let mut tables: Vec<(TableName, Table)> = Vec::new();
     for outbox in outboxes {
         let name = match &outbox.source {
@@ -37,7 +37,7 @@ pub(crate) async fn find(
         match table.row_key(&outbox.id) {
             Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, transaction),
             Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),
-            None if goes_by_row || source.mode == Mode::Poll || source.give_up_over_budget => {
+            None if goes_by_row || source.mode == Mode::Poll || source.gives_up_over_budget() => {
                 return Err(nameless(outbox, &name, &table, parks)?);
             }
             Some(_) | None => outbox.need_only_routed(),

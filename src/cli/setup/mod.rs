@@ -78,7 +78,7 @@ pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> Ne
     let settings = config::read(args, &args.common.file)?;
     let (source, mut outboxes) = both(settings.source(), settings.outboxes())?;
     let session = SqlSession::connect(&source.database, "walrelay setup").await?;
-    row_key::find(session.client(), &source, settings.delivery(), &mut outboxes).await?;
+    row_key::find(session.client(), &source, &settings.model().delivery, &mut outboxes).await?;
     let client = session.client();
     let found = Found::read(client, &source, &outboxes).await?;
     let wanted = Wanted { source: &source, outboxes: &outboxes, create_table: args.create_table };

@@ -364,7 +364,7 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::EventSource;
+    use crate::config::{EventSource, StreamConfig};
     use crate::conninfo::ConnInfo;
     use crate::poll::Order;
     use crate::position::Lsn;
@@ -373,7 +373,7 @@ mod tests {
 
     fn source(mode: Mode) -> SourceConfig {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();
-        SourceConfig { mode, ..SourceConfig::sample(database, "orders", "walrelay_orders", 1) }
+        SourceConfig::sample(database, "orders", "walrelay_orders", StreamConfig { mode, ..StreamConfig::default() })
     }
 
     fn outbox(name: &str) -> OutboxConfig {

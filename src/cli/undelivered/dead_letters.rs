@@ -109,7 +109,7 @@ impl Store for DeadLetters {
             Change::Retry => Settles::Retried,
             Change::Drop => Settles::Dropped,
         };
-        let (kafka, grace) = (&topic.config.kafka, topic.config.process.shutdown_timeout);
+        let (kafka, grace) = (&topic.config.kafka, topic.config.shutdown.timeout);
         let resolver = Resolver::new(kafka, topic.name(), outcome, grace)?;
         if !dry_run {
             for missing in resolver.missing(&plan.topics(), CHECK_TIMEOUT).await? {

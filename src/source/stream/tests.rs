@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::*;
-use crate::config::SourceConfig;
+use crate::config::{SourceConfig, StreamConfig};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind};
 use crate::postgres::session::tests::{FakeServer, message, pipe, report};
@@ -22,7 +22,8 @@ impl Unwatch for DuplexStream {
 
 fn config() -> SourceConfig {
     let database = ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap();
-    SourceConfig::sample(database, "orders", "My \"Pub", 1000)
+    let stream = StreamConfig { max_message_bytes: 1000, ..StreamConfig::default() };
+    SourceConfig::sample(database, "orders", "My \"Pub", stream)
 }
 
 async fn log_in(
