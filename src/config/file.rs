@@ -57,13 +57,14 @@ pub(super) struct Override<'a> {
     /// The names of the tables, then that of the key.
     names: Vec<String>,
     value: DeValue<'a>,
-    pub(super) given: Given,
+    origin: Origin,
 }
 
 impl<'a> Override<'a> {
-    pub(super) fn new(table: &str, name: &str, given: Given) -> Override<'a> {
+    /// `text` for the key with this `name` in `table`.
+    pub(super) fn new(table: &str, name: &str, text: &'a str, origin: Origin) -> Override<'a> {
         let names = table.split('.').chain([name]).map(str::to_owned).collect();
-        Override { names, value: DeValue::String(given.text.expose().to_owned().into()), given }
+        Override { names, value: DeValue::String(text.into()), origin }
     }
 
     pub(super) fn path(&self) -> String {
@@ -80,8 +81,7 @@ impl<'a> Override<'a> {
             if names.join(".").starts_with(KAFKA_PROPERTIES) && names.len() > 3 {
                 names = vec![names.remove(0), names.remove(0), names.join(".")];
             }
-            let text = Secret::new(text_of(value.get_ref()).unwrap_or_default());
-            Override { names, value: value.get_ref().clone(), given: Given { text, origin: Origin::Flag(SET) } }
+            Override { names, value: value.get_ref().clone(), origin: Origin::Flag(SET) }
         };
         Ok(values_of(&[], table.get_ref()).into_iter().map(over).collect())
     }
@@ -250,13 +250,12 @@ impl<'a> Reader<'a> {
         }
         below.insert(Spanned::new(outbox.span(), "outbox".into()), Spanned::new(outbox.span(), DeValue::Table(own)));
         for over in self.overrides {
-            let own = value_at(&below, &over.names)
-                .filter(|own| text_of(own.get_ref()).is_some_and(|own| own != over.given.text.expose()));
-            if let Some(own) = own {
-                let (path, text) = (over.path(), over.given.text.expose());
+            let text = text_of(&over.value).unwrap_or_default();
+            let own = value_at(&below, &over.names);
+            if let Some(own) = own.filter(|own| text_of(own.get_ref()).is_some_and(|own| own != text)) {
                 let cause = format!(
                     "{} is {text:?} for every outbox, and this [[outbox]] says {} ({})",
-                    over.given.origin.of(&path),
+                    over.origin.of(&over.path()),
                     shown(own.get_ref()),
                     self.origin(own.span().start)
                 );
@@ -377,7 +376,7 @@ impl<'a> Reader<'a> {
     fn origin(&self, start: usize) -> Origin {
         let over = start.checked_sub(self.file.text.len() + 1).and_then(|index| self.overrides.get(index));
         match over {
-            Some(over) => over.given.origin.clone(),
+            Some(over) => over.origin.clone(),
             None => Origin::File { path: self.file.path.clone(), line: self.line(start) },
         }
     }

@@ -83,21 +83,20 @@ impl Settings {
     /// not allow, and an `[[outbox]]` that contradicts a flag or a variable.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
         let none = ConfigFile::default();
-        let given = |text: &String, origin| Given { text: Secret::new(text), origin };
         let set_variables = environment.iter().filter(|(_, text)| !text.is_empty());
         let variables = set_variables.filter_map(|(variable, text)| {
-            let given = given(text, Origin::Variable(variable.clone()));
+            let origin = Origin::Variable(variable.clone());
             if let Some(name) = variable.strip_prefix(KAFKA_PROPERTY_VARIABLE) {
                 let name = name.to_ascii_lowercase().replace('_', ".");
-                return Some(Override::new(KAFKA_PROPERTIES, &name, given));
+                return Some(Override::new(KAFKA_PROPERTIES, &name, text, origin));
             }
             let (table, name) = KEYS.iter().find(|key| key.variable() == *variable)?.parts();
-            Some(Override::new(table, name, given))
+            Some(Override::new(table, name, text, origin))
         });
         let typed = KEYS.iter().filter_map(|key| {
             let (text, flag) = flags.get(key.path.as_str()).zip(key.flag)?;
             let (table, name) = key.parts();
-            Some(Override::new(table, name, given(text, Origin::Flag(flag))))
+            Some(Override::new(table, name, text, Origin::Flag(flag)))
         });
         let sets: Vec<String> = file.unwrap_or(&none).set.iter().map(|set| toml_of(set)).collect();
         let mut errors = Errors::default();

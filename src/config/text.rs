@@ -18,6 +18,7 @@ const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl
 const COLUMN: &str = "a column's name, 1 to 63 bytes, without SQL quotes";
 pub(super) const TEMPLATE: &str =
     "text with columns in braces, such as orders.{type|lower}; docs/reference/templates.md has all of it";
+const HEADER: &str = "a header's name that does not begin with walrelay-, or nothing for no header";
 
 /// What the text of some keys may be. A type may refuse more.
 pub(super) struct Rule {
@@ -28,82 +29,61 @@ pub(super) struct Rule {
     pub(super) fits: fn(&str) -> bool,
 }
 
-pub(super) const RULES: [Rule; 18] = [
-    Rule { keys: "slot.name", allowed: "lower-case letters, digits and underscores, 63 at most", fits: is_any },
-    Rule { keys: "slot.publication", allowed: "a publication's name of 1 to 63 bytes", fits: is_identifier },
-    Rule {
-        keys: "slot.backlog",
-        allowed: "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z",
-        fits: is_any,
-    },
-    Rule { keys: "outbox.table", allowed: "TABLE or SCHEMA.TABLE, quoted as in SQL", fits: is_any },
-    Rule {
-        keys: "outbox.message_prefix",
-        allowed: "the prefix that messages are emitted with",
-        fits: |prefix| !prefix.is_empty() && !prefix.contains('\0'),
-    },
-    Rule {
-        keys: "outbox.columns.id outbox.columns.aggregatetype outbox.columns.aggregateid outbox.columns.type \
-               outbox.columns.payload",
-        allowed: COLUMN,
-        fits: is_identifier,
-    },
-    Rule {
-        keys: "outbox.columns.max_attempts outbox.columns.traceparent outbox.time outbox.notify route.partition \
-               route.timestamp",
-        allowed: COLUMN,
-        fits: |column| column.is_empty() || is_identifier(column),
-    },
-    Rule {
-        keys: "outbox.pending outbox.order_by outbox.mark outbox.mark_failed outbox.mark_waiting outbox.failed",
-        allowed: "SQL without semicolons, comments and NUL, and with its brackets and quotes closed",
+pub(super) const RULES: &[Rule] = &[
+    rule("slot.name", "lower-case letters, digits and underscores, 63 at most", is_any),
+    rule("slot.publication", "a publication's name of 1 to 63 bytes", is_identifier),
+    rule("slot.backlog", "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z", is_any),
+    rule("outbox.table", "TABLE or SCHEMA.TABLE, quoted as in SQL", is_any),
+    rule("outbox.message_prefix", "the prefix that messages are emitted with", |prefix| {
+        !prefix.is_empty() && !prefix.contains('\0')
+    }),
+    rule(
+        "outbox.columns.id outbox.columns.aggregatetype outbox.columns.aggregateid outbox.columns.type \
+         outbox.columns.payload",
+        COLUMN,
+        is_identifier,
+    ),
+    rule(
+        "outbox.columns.max_attempts outbox.columns.traceparent outbox.time outbox.notify route.partition \
+         route.timestamp",
+        COLUMN,
+        |column| column.is_empty() || is_identifier(column),
+    ),
+    rule(
+        "outbox.pending outbox.order_by outbox.mark outbox.mark_failed outbox.mark_waiting outbox.failed",
+        "SQL without semicolons, comments and NUL, and with its brackets and quotes closed",
         // Other text could end the statement around it, or hide the rest of that.
-        fits: |sql| ![";", "\0", "--", "/*"].iter().any(|part| sql.contains(part)) && is_closed(sql),
-    },
-    Rule {
-        keys: "outbox.log_columns",
-        allowed: "names of columns with commas between, without SQL quotes",
-        fits: |text| names(text).all(|name| name.len() <= IDENTIFIER_BYTES_MAX && !name.contains(['\0', '"'])),
-    },
-    Rule {
-        keys: "route.topic_prefix",
-        allowed: "fewer than 249 letters, digits, dots, underscores and hyphens",
-        fits: |prefix| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain),
-    },
-    Rule { keys: "route.topic route.key route.headers_from format.value", allowed: TEMPLATE, fits: is_any },
-    Rule {
-        keys: "route.id_header route.position_header",
-        allowed: "a header's name that does not begin with walrelay-, or nothing for no header",
-        fits: |name| name == POSITION_HEADER || !(name.contains('\0') || is_own_header(name)),
-    },
-    Rule { keys: "kafka.brokers", allowed: "HOST:PORT, or several with commas between", fits: are_brokers },
-    Rule {
-        keys: "delivery.dead_letter_topic state.topic",
-        allowed: "a topic's name, 1 to 249 of a-z A-Z 0-9 . _ -",
-        fits: is_topic,
-    },
-    Rule {
-        keys: "delivery.transactional_id_prefix",
-        // A system identifier and a slot's name follow it.
-        allowed: "1 to 150 of a-z A-Z 0-9 . _ -",
-        fits: |prefix| (1..=150).contains(&prefix.len()) && prefix.bytes().all(is_plain),
-    },
-    Rule {
-        keys: "state.key",
-        allowed: "1 to 255 bytes without control characters",
-        fits: |key| (1..=255).contains(&key.len()) && !key.contains(char::is_control),
-    },
-    Rule {
-        keys: "http.listen",
-        allowed: "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464",
-        fits: is_any,
-    },
-    Rule {
-        keys: "log.filter",
-        allowed: "a filter such as info or walrelay=debug",
-        fits: |text| !text.trim().is_empty(),
-    },
+        |sql| ![";", "\0", "--", "/*"].iter().any(|part| sql.contains(part)) && is_closed(sql),
+    ),
+    rule("outbox.log_columns", "names of columns with commas between, without SQL quotes", |text| {
+        names(text).all(|name| name.len() <= IDENTIFIER_BYTES_MAX && !name.contains(['\0', '"']))
+    }),
+    rule("route.topic_prefix", "fewer than 249 letters, digits, dots, underscores and hyphens", |prefix| {
+        prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain)
+    }),
+    rule("route.topic route.key route.headers_from format.value", TEMPLATE, is_any),
+    rule("route.id_header", HEADER, is_header),
+    rule("route.position_header", HEADER, |name| name == POSITION_HEADER || is_header(name)),
+    rule("kafka.brokers", "HOST:PORT, or several with commas between", are_brokers),
+    rule("delivery.dead_letter_topic state.topic", "a topic's name, 1 to 249 of a-z A-Z 0-9 . _ -", is_topic),
+    // A system identifier and a slot's name follow the prefix.
+    rule("delivery.transactional_id_prefix", "1 to 150 of a-z A-Z 0-9 . _ -", |prefix| {
+        (1..=150).contains(&prefix.len()) && prefix.bytes().all(is_plain)
+    }),
+    rule("state.key", "1 to 255 bytes without control characters", |key| {
+        (1..=255).contains(&key.len()) && !key.contains(char::is_control)
+    }),
+    rule("http.listen", "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464", is_any),
+    rule("log.filter", "a filter such as info or walrelay=debug", |text| !text.trim().is_empty()),
 ];
+
+const fn rule(keys: &'static str, allowed: &'static str, fits: fn(&str) -> bool) -> Rule {
+    Rule { keys, allowed, fits }
+}
+
+fn is_header(name: &str) -> bool {
+    !name.contains('\0') && !is_own_header(name)
+}
 
 fn is_any(_: &str) -> bool {
     true
