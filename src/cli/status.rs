@@ -140,7 +140,7 @@ impl Checked {
         let settings = config::read(&args.common, &args.common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay status").await?;
-        Ok(Checked { session, slot, limits: args.limits, http: http.filter(|_| !args.nagios) })
+        Ok(Checked { session, slot, limits: args.limits, http: settings.model().http.listen.filter(|_| !args.nagios) })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.

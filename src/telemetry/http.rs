@@ -187,7 +187,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::config::SourceConfig;
+    use crate::config::{SourceConfig, StreamConfig};
     use crate::conninfo::ConnInfo;
     use crate::telemetry::Side;
 
@@ -243,7 +243,7 @@ mod tests {
         let server = start(Limits::default()).await;
         let [orders, mail]: [SlotName; 2] = ["orders", "mail"].map(|slot| slot.parse().unwrap());
         let database = ConnInfo::parse(Some("postgres://u@h/d"), &|_| None).unwrap();
-        let source = SourceConfig::sample(database, "orders", "p", 1);
+        let source = SourceConfig::sample(database, "orders", "p", StreamConfig::default());
         let not_its = Err(format!("{} is not the address of the relay at work on slot orders", server.addr));
         assert_eq!(ask_intake(server.addr, &orders).await, not_its, "it does not know its slot yet");
         server.telemetry.metrics.relays(&source, "at-least-once");
