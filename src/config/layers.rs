@@ -790,6 +790,7 @@ mod tests {
             ("log.format = 'xml'", "w.toml:4: log.format cannot be \"xml\""),
             ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),
             ("route.topic_prefix = 'a/b'", "w.toml:4: route.topic_prefix cannot be \"a/b\""),
+            ("slot.backlog = ''", "w.toml:4: slot.backlog cannot be \"\""),
             ("slot.publication = ''", "w.toml:4: slot.publication cannot be \"\""),
             (
                 "outbox.table = 'a.b.c'",

@@ -30,10 +30,10 @@ pub(super) struct Rule {
 }
 
 pub(super) const RULES: &[Rule] = &[
-    rule("slot.name", "lower-case letters, digits and underscores, 63 at most", is_any),
+    rule("slot.name", "lower-case letters, digits and underscores, 63 at most", is_set),
     rule("slot.publication", "a publication's name of 1 to 63 bytes", is_identifier),
-    rule("slot.backlog", "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z", is_any),
-    rule("outbox.table", "TABLE or SCHEMA.TABLE, quoted as in SQL", is_any),
+    rule("slot.backlog", "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z", is_set),
+    rule("outbox.table", "TABLE or SCHEMA.TABLE, quoted as in SQL", is_set),
     rule("outbox.message_prefix", "the prefix that messages are emitted with", |prefix| {
         !prefix.is_empty() && !prefix.contains('\0')
     }),
@@ -61,7 +61,7 @@ pub(super) const RULES: &[Rule] = &[
     rule("route.topic_prefix", "fewer than 249 letters, digits, dots, underscores and hyphens", |prefix| {
         prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain)
     }),
-    rule("route.topic route.key route.headers_from format.value", TEMPLATE, is_any),
+    rule("route.topic route.key route.headers_from format.value", TEMPLATE, |_| true),
     rule("route.id_header", HEADER, is_header),
     rule("route.position_header", HEADER, |name| name == POSITION_HEADER || is_header(name)),
     rule("kafka.brokers", "HOST:PORT, or several with commas between", are_brokers),
@@ -73,7 +73,7 @@ pub(super) const RULES: &[Rule] = &[
     rule("state.key", "1 to 255 bytes without control characters", |key| {
         (1..=255).contains(&key.len()) && !key.contains(char::is_control)
     }),
-    rule("http.listen", "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464", is_any),
+    rule("http.listen", "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464", is_set),
     rule("log.filter", "a filter such as info or walrelay=debug", |text| !text.trim().is_empty()),
 ];
 
@@ -85,8 +85,8 @@ fn is_header(name: &str) -> bool {
     !name.contains('\0') && !is_own_header(name)
 }
 
-fn is_any(_: &str) -> bool {
-    true
+fn is_set(text: &str) -> bool {
+    !text.is_empty()
 }
 
 fn are_brokers(text: &str) -> bool {
