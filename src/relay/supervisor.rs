@@ -174,8 +174,13 @@ impl Relay {
         let missing = self.producer.missing(&self.config, &needed, CHECK_TIMEOUT).await?;
         let mut warn = warn_once(&mut self.warned, &source.slot);
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
-        if let Some(why) = &self.table_instead {
-            return Ok(Opened::Table(why.clone()));
+        // A request for rows is tried once: what is still pending is found again, and the slot is not held up.
+        let why = match &self.table_instead {
+            Some(TableReason::Asked(_)) => self.table_instead.take(),
+            why => why.clone(),
+        };
+        if let Some(why) = why {
+            return Ok(Opened::Table(why));
         }
         Box::pin(Session::open(&self.config, self.producer.handle(), &self.known, &mut warn)).await
     }
