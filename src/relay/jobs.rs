@@ -196,7 +196,8 @@ impl Jobs {
 
     /// When the next look or measurement is due.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        [Task::Look, Task::Measure].iter().filter_map(|task| self.next.get(task)).min().copied()
+        let idle = [Task::Look, Task::Measure].into_iter().filter(|task| !self.is_running(*task));
+        idle.filter_map(|task| self.next.get(&task)).min().copied()
     }
 }
 
