@@ -132,8 +132,9 @@ impl Comparison {
 
     /// The number of rows for this topic without a record so far.
     pub(crate) fn owed(&self, topic: &str) -> u64 {
-        let number = self.topics.get(topic);
-        self.flows.iter().filter(|((_, topic), _)| Some(topic) == number).map(|(_, flow)| flow.counts.missing).sum()
+        let Some(number) = self.topics.get(topic) else { return 0 };
+        let flows = (0..self.outboxes.len()).filter_map(|outbox| self.flows.get(&(outbox, *number)));
+        flows.map(|flow| flow.counts.missing).sum()
     }
 
     /// Adds a record of one of [`Comparison::topics`]. Records of other topics are ignored.

@@ -123,10 +123,7 @@ impl TopicReader {
             // Retention may delete the first records of a span while they are read.
             .set("auto.offset.reset", "earliest")
             .set("allow.auto.create.topics", "false")
-            .set("queued.max.messages.kbytes", AHEAD_KIB)
-            // The end of a partition, and a record that comes later, are told of at once.
-            .set("fetch.wait.max.ms", "10")
-            .set("fetch.error.backoff.ms", "20");
+            .set("queued.max.messages.kbytes", AHEAD_KIB);
         let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
         Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
     }
