@@ -418,6 +418,7 @@ impl Sessions {
 
     async fn ask_intake(&mut self, http: Option<SocketAddr>, slot: &SlotName) {
         let known = match http {
+            _ if !self.active && self.table_reader_pid.is_none() => Err("no relay is at work".to_owned()),
             Some(addr) => ask_intake(addr, slot).await,
             None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
         };
@@ -541,7 +542,7 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
-            "intake": "closed", "intake_detail": "the queue of the Kafka client is full",
+            "intake": "closed", "intake_detail": "kafka.max_in_flight_bytes is reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
@@ -636,7 +637,7 @@ mod tests {
         relay       backend pid 7, walrelay from 10.0.0.1
         guarantee   exactly-once
         stand-by    none
-        intake      closed: the queue of the Kafka client is full
+        intake      closed: kafka.max_in_flight_bytes is reached
         parked      5 events, the oldest for 3 min (walrelay parked list)
         last heard  1.5 s ago
         confirmed   0/2000000
