@@ -458,6 +458,8 @@ fn together<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item =
 mod tests {
     use super::*;
 
+    use std::cell::RefCell;
+
     #[test]
     fn items_are_divided_in_order_into_groups_of_bounded_size() {
         let lengths = |items: &[usize]| -> Vec<usize> {
@@ -470,5 +472,23 @@ mod tests {
         let (half, more) = (TOGETHER_BYTES / 2, TOGETHER_BYTES * 2);
         assert_eq!(lengths(&[half, half, 1]), [2, 1]);
         assert_eq!(lengths(&[more, more, half, usize::MAX, 0]), [1, 1, 1, 1, 1], "one goes, however large");
+    }
+
+    /// Is answered when it is polled a second time.
+    async fn asked(number: usize, sent: &RefCell<Vec<usize>>, answer: Result<(), usize>) -> Result<(), usize> {
+        sent.borrow_mut().push(number);
+        tokio::task::yield_now().await;
+        sent.borrow_mut().push(number + 10);
+        answer
+    }
+
+    #[tokio::test]
+    async fn statements_are_sent_in_order_before_any_answer_and_the_first_error_counts() {
+        let sent = RefCell::default();
+        assert_eq!(try_join_all((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(vec![(); 3]));
+        assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);
+        let answer = |number| if number == 0 { Ok(()) } else { Err(number) };
+        assert_eq!(try_join_all((0..TOGETHER).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
+        assert!(sent.take().iter().copied().take(TOGETHER).eq(0..TOGETHER));
     }
 }
