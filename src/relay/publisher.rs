@@ -91,7 +91,7 @@ pub struct Counts {
     pub acked: u64,
     /// Bytes of their keys, values and headers.
     pub acked_bytes: u64,
-    /// Times the sink was full.
+    /// Times an event reached a limit of what may be in flight, which closes intake.
     pub queue_full: u64,
     /// Events whose dead letters are delivered.
     pub dead_lettered: u64,
@@ -358,8 +358,7 @@ impl<S: Sink> Publisher<S> {
                 }
                 Err(EnqueueError::Refused(error)) => self.refused_at_once(self.setup.keep(event, known, record), error),
                 // Which record finished the producer is said with the deliveries.
-                Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
-                    self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
+                Err(EnqueueError::Full | EnqueueError::Finished) => {
                     self.pending = Some(self.setup.keep(event, known, record));
                     Ok(())
                 }
@@ -499,7 +498,9 @@ impl<S: Sink> Publisher<S> {
         }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
-        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)
+        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)?;
+        self.counts.queue_full += u64::from(!self.ledger.has_room());
+        Ok(())
     }
 
     // Acks in.

@@ -88,7 +88,7 @@ pub trait Sink: Send {
     }
 
     /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
-    /// After [`EnqueueError::Full`] it returns within a millisecond even with nothing appended: offer the record again.
+    /// After [`EnqueueError::Full`] it may return with nothing appended: offer the record again.
     /// Of several failures the first appended is the one that says most. Safe to cancel.
     fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
 }

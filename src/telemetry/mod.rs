@@ -59,8 +59,8 @@ pub enum IntakeClosed {
     /// An isolated record is in flight, or the next record is to be isolated.
     #[value(help = "the relay sends one record alone, because the broker may reject it")]
     IsolatedRecord,
-    /// librdkafka's queue is full, or holds the record back.
-    #[value(help = "the queue of the Kafka client is full")]
+    /// The sink accepts no record now: standard output is behind, or the producer has failed and will be replaced.
+    #[value(help = "the sink accepts no record now")]
     QueueFull,
     /// A dead letter that was refused before is in flight.
     #[value(help = "the relay tries a dead letter again")]
