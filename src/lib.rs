@@ -21,7 +21,8 @@
 //!
 //! - *received*: bytes off the socket;
 //! - *decoded*: the bytes are a pgoutput message;
-//! - *assembled*: the message is an event with its place, which is the commit LSN of its transaction and its index there;
+//! - *assembled*: the message is an event that was not delivered before, with its place, which is the commit LSN of its
+//!   transaction and its index there;
 //! - *routed*: the event has a record with topic and key;
 //! - *enqueued*: librdkafka has the record;
 //! - *acked*: the broker has reported that all in-sync replicas have the record;
@@ -102,8 +103,8 @@
 //!   unquoted.
 //! - **P12, the table.** The relay reads from the table what the slot lacks: every unpublished row, in order, before
 //!   it streams. A lease keeps a relay from reading the table while another has the slot. The row key, the columns of a
-//!   unique index, identifies a row together with the id. No unpublished row is marked as published or deleted, unless
-//!   the application uses the same key and id again.
+//!   unique index, identifies a row together with the id. No unpublished row is marked as published or deleted. The
+//!   only exception: the application inserts another row with the same key and id.
 //! - **P13, upkeep.** Where rows are marked or deleted, or events are parked, the relay stores and confirms a position
 //!   only after the events before that position are written back. No row is deleted before its event is published.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by
