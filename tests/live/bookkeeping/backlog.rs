@@ -94,6 +94,27 @@ fn mail_set_to_pending_again_is_published_again() {
     }
 }
 
+/// The mark of the row fails for as long as somebody holds the row: the slot is streamed between two attempts.
+#[test]
+fn a_row_that_is_pending_again_and_cannot_be_marked_does_not_hold_up_the_slot() {
+    let outbox = Outbox::with_slot(&EMAIL);
+    let (sql, holder) = (outbox.sql(), outbox.sql());
+    let mut relay = outbox.run("slot").start();
+    relay.wait_ready();
+    outbox.emit("one");
+    assert_eq!(outbox.settled().duplicates, 0);
+    let id = sql.text("select id from email_outbox");
+    sql.run(&REPLAY.replace("...", &id));
+    holder.run(&format!("begin; select from email_outbox where id = '{id}' for update"));
+    eventually("it is published again", ARRIVAL, || outbox.delivered(), |records| *records >= 2);
+    outbox.emit("two");
+    let later = sql.text(&format!("select id from email_outbox where id <> '{id}'"));
+    eventually("what comes later comes", ARRIVAL, || outbox.records_of(&later).len(), |records| *records == 1);
+    holder.run("commit");
+    eventually("nothing is pending", ARRIVAL, || outbox.count(EMAIL.pending), |rows| *rows == 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 /// The other teams' pages have no such statement; it works for them, too.
 #[test]
 fn a_row_whose_published_flag_is_reset_is_published_again() {
