@@ -96,7 +96,8 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     }
     let checked = Checked::open(args).await?;
     let Some(interval) = args.watch else {
-        let report = checked.settled().await?;
+        let mut report = checked.settled().await?;
+        report.relay.ask_intake(checked.http, &checked.slot).await;
         print(&args.output.line(&report, report.table().trim_end())?)?;
         return Ok(report.verdict()?);
     };
@@ -106,7 +107,8 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let report = checked.read(&mut looks).await?;
+        let mut report = checked.read(&mut looks).await?;
+        report.relay.ask_intake(checked.http, &checked.slot).await;
         print_to_reader(&match redraw {
             true => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
             false => args.output.line(&report, &format!("time={} {}", clock(), report.line()))?,
@@ -131,7 +133,7 @@ struct Checked {
     session: SqlSession,
     slot: SlotName,
     limits: Limits,
-    /// The address of the relay's metrics, if the configuration has it and the result shows the intake.
+    /// The address of the relay's metrics, if the configuration has it.
     http: Option<SocketAddr>,
 }
 
@@ -140,7 +142,7 @@ impl Checked {
         let settings = config::read(&args.common, &args.common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay status").await?;
-        Ok(Checked { session, slot, limits: args.limits, http: settings.model().http.listen.filter(|_| !args.nagios) })
+        Ok(Checked { session, slot, limits: args.limits, http: settings.model().http.listen })
     }
 
     /// The report of one look, or of as many as a limit of the lag in seconds needs.
@@ -156,7 +158,7 @@ impl Checked {
     }
 
     async fn read(&self, looks: &mut Looks) -> Result<Report> {
-        let Checked { session, slot, limits, http } = self;
+        let Checked { session, slot, limits, .. } = self;
         let mut report: Report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
@@ -171,7 +173,6 @@ impl Checked {
             let waited = looks.look(Instant::now(), confirmed, end);
             report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
         }
-        report.relay.ask_intake(*http, slot).await;
         report.judge(limits);
         Ok(report)
     }
