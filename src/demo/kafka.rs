@@ -87,7 +87,7 @@ impl Broker {
             max_in_flight_bytes: 1,
             max_in_flight_events: 1,
         })
-        .map(Options::of_mock)
+        .map(Options::impatient)
     }
 }
 

@@ -151,8 +151,9 @@ impl Options {
         finish(client, config)
     }
 
-    /// The same for a reader of librdkafka's mock broker, which tells of a new record only when the wait of a fetch is over.
-    pub(crate) fn of_mock(mut self) -> Options {
+    /// The same for a reader that hears of each record at once, also from librdkafka's mock broker, which tells of a new one
+    /// only when the wait of a fetch is over. It asks each broker up to 100 times a second.
+    pub(crate) fn impatient(mut self) -> Options {
         self.client.set("fetch.wait.max.ms", "10").set("fetch.error.backoff.ms", "20");
         self
     }
