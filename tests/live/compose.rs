@@ -2,6 +2,7 @@
 //! docker-compose.yml gives each service its command, its variables and its files.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -165,7 +166,7 @@ impl Running {
 
         let words = running.services.list("writer", "command");
         let mut writer = running.client(&words[0], running.services.environment("writer"));
-        writer.arg(running.services.on_host("writer", &words[1]));
+        writer.arg(running.services.on_host("writer", &words[1])).process_group(0);
         running.writer = Some(Process::start("writer", writer, &run_directory().join("compose-writer.log")));
         running
     }
@@ -266,7 +267,8 @@ impl Running {
         eventually("a payment fails", LIMIT, || sql.number(failed), |count| *count > 0);
         let mut writer = self.writer.take().expect("the writer");
         assert!(writer.exited().is_none(), "{}", writer.log());
-        writer.kill_hard();
+        // With its psql: one that has not connected yet is no session, and would place an order later.
+        writer.kill_group();
         let sessions = "select count(*) from pg_stat_activity where usename = 'app'";
         eventually("its psql has ended", LIMIT, || sql.number(sessions), |count| *count == 0);
 

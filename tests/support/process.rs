@@ -74,6 +74,14 @@ impl Process {
         self.child.wait().expect("wait for a child");
     }
 
+    /// Sends SIGKILL to the process group that it leads, and reaps it.
+    pub(crate) fn kill_group(&mut self) {
+        let mut kill = Command::new("sh");
+        kill.args(["-c", "kill -s KILL -- -$1", "kill"]).arg(self.pid().to_string());
+        assert!(kill.status().expect("sh").success(), "{} leads no group", self.name);
+        self.child.wait().expect("wait for a child");
+    }
+
     /// The highest resident memory so far, in bytes; `None` after its end.
     pub(crate) fn resident_peak_bytes(&self) -> Option<u64> {
         self.memory_bytes("VmHWM:")
