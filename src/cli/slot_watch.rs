@@ -14,6 +14,7 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
 use crate::postgres::sql::SqlSession;
+use crate::telemetry::health::ToDo;
 use crate::telemetry::metrics::{Metrics, RowState, SlotState};
 use crate::telemetry::{Side, Telemetry};
 
@@ -162,7 +163,7 @@ impl SlotWatch {
             let looked = looked.unwrap_or_else(|_| timed_out());
             if self.is_alone {
                 self.telemetry.connected(Side::Postgres, looked.is_ok());
-                self.telemetry.health.report(false, false);
+                self.telemetry.health.report(ToDo::Nothing);
             }
             match looked {
                 Ok(()) => self.logged = None,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::FusedFuture as _;
 use tokio::time::Instant;
 
+use crate::clock::now_us;
 use crate::decode::Other;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Ignored, RowId};
@@ -19,7 +20,7 @@ use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::session::Session;
-use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop};
+use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::store::Known;
@@ -115,7 +116,18 @@ struct Statistics {
     /// The LSN that the server was last told to be confirmed.
     told: Lsn,
     server_wal_end: Lsn,
+    /// The LSN of the newest message, and that at the last report. After a restart the server reads from before the
+    /// confirmed LSN, so it is not the received LSN that tells whether the server goes on.
+    sent: Lsn,
+    sent_before: Lsn,
+    unsent: Option<Unsent>,
     oldest: OldestTransaction,
+}
+
+/// The end of the server's WAL at a measurement, from which on something had not arrived.
+struct Unsent {
+    end: Lsn,
+    since_us: i64,
 }
 
 impl ReplicationLoop<'_> {
@@ -177,6 +189,7 @@ impl ReplicationLoop<'_> {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
                     *noticed = None;
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
+                    self.statistics.sent = wal_end;
                     if self.pipeline.data(wal_start, body)? == Taken::Relation {
                         self.jobs.look_soon();
                     }
@@ -184,6 +197,7 @@ impl ReplicationLoop<'_> {
                 WalMessage::Keepalive { wal_end, .. } => {
                     self.shared.process.telemetry.metrics.keepalives.inc();
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
+                    self.statistics.sent = wal_end;
                     self.pipeline.keepalive(wal_end);
                 }
                 WalMessage::Notice(notice) if noticed.as_ref() == Some(&notice) => {}
@@ -425,6 +439,10 @@ impl ReplicationLoop<'_> {
 
     fn measured(&mut self, measured: &WalPosition) {
         self.statistics.server_wal_end = self.statistics.server_wal_end.max(measured.wal_end);
+        let received = self.session.stream.wal.received();
+        if self.statistics.unsent.as_ref().is_none_or(|unsent| unsent.end <= received) {
+            self.statistics.unsent = Some(Unsent { end: measured.wal_end, since_us: now_us() });
+        }
         self.statistics.oldest.report(self.shared.process.telemetry, measured.oldest_transaction.as_ref());
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
@@ -539,7 +557,8 @@ impl ReplicationLoop<'_> {
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(before.truncates));
         metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(before.messages));
-        metrics.received_lsn.set(self.session.stream.wal.received());
+        let received = self.session.stream.wal.received();
+        metrics.received_lsn.set(received);
         metrics.server_wal_end_lsn.set(statistics.server_wal_end);
         metrics.stored_lsn.set(pipeline.confirm.stored_position().end_lsn);
         if !statistics.told.is_zero() {
@@ -547,6 +566,12 @@ impl ReplicationLoop<'_> {
         }
         let confirmable = pipeline.confirmable();
         let confirmed = std::mem::replace(&mut statistics.confirmed, confirmable) < confirmable;
-        self.shared.report(&mut pipeline.publisher, confirmed, now);
+        let unsent = statistics.unsent.as_ref().filter(|unsent| unsent.end > received);
+        let streamed = Streamed {
+            confirmed,
+            sent: std::mem::replace(&mut statistics.sent_before, statistics.sent) != statistics.sent,
+            unsent_since_us: unsent.map(|unsent| unsent.since_us),
+        };
+        self.shared.report(&mut pipeline.publisher, streamed, now);
     }
 }

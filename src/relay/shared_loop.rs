@@ -35,8 +35,8 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, OldTransaction};
-use crate::telemetry::health::stalled_fix;
-use crate::telemetry::{Flow, Side, Telemetry};
+use crate::telemetry::health::{ToDo, WAL_NOT_SENT_FIX, stalled_fix};
+use crate::telemetry::{Flow, NotReady, Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::CLASSES;
 
@@ -73,6 +73,17 @@ pub(super) enum Ended {
     OverBudget,
     /// Transactions hold up the creation of the slot, for this reason: the table is polled meanwhile.
     Held(String),
+}
+
+/// What the stream did since the last report. A loop without a stream reports the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Streamed {
+    /// The confirmed LSN moved.
+    pub(super) confirmed: bool,
+    /// The server sent WAL.
+    pub(super) sent: bool,
+    /// When WAL was seen on the server that has not arrived, in Unix microseconds.
+    pub(super) unsent_since_us: Option<i64>,
 }
 
 /// Why the loop ends, and until when it waits for acks.
@@ -218,8 +229,8 @@ impl<'a> SharedLoop<'a> {
         }
     }
 
-    /// Updates metrics and health; `confirmed` says that the confirmed LSN moved.
-    pub(super) fn report(&mut self, publisher: &mut Publisher<AnySink>, confirmed: bool, now: Instant) {
+    /// Updates metrics and health.
+    pub(super) fn report(&mut self, publisher: &mut Publisher<AnySink>, streamed: Streamed, now: Instant) {
         self.next_report = now + REPORT_INTERVAL;
         let (telemetry, counts) = (self.process.telemetry, publisher.counts());
         let before = std::mem::replace(&mut self.counts, counts);
@@ -230,7 +241,8 @@ impl<'a> SharedLoop<'a> {
         }
         report_counts(telemetry, counts, before);
         let ledger = &publisher.ledger;
-        metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
+        let waits_since_us = [ledger.oldest_commit_us(), streamed.unsent_since_us];
+        metrics.set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
@@ -242,12 +254,13 @@ impl<'a> SharedLoop<'a> {
             let flows = topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events });
             telemetry.flows.send_replace(flows.collect());
         }
-        let progressed = counts.acked > before.acked || confirmed;
-        if let Some(stalled) = telemetry.health.report(!publisher.is_drained(), progressed) {
-            let (slot, error) = (&self.process.config.source.slot, Error::new(Kind::KafkaUnreachable, stalled));
-            let fix = stalled_fix(metrics.in_flight_events.get());
-            tracing::warn!(event = "stalled", %slot, %error, fix, "no event is acked");
-            telemetry.failed(&error.remedy(fix));
+        let to_do = match (publisher.is_drained(), streamed.unsent_since_us) {
+            (false, _) => ToDo::Events { progressed: counts.acked > before.acked || streamed.confirmed },
+            (true, Some(_)) => ToDo::Wal { progressed: streamed.sent },
+            (true, None) => ToDo::Nothing,
+        };
+        if let Some(reason) = telemetry.health.report(to_do) {
+            self.warn(reason);
         }
         for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
             metrics.outbox_events(&outbox.source.to_string(), std::mem::take(&mut router.events));
@@ -256,6 +269,22 @@ impl<'a> SharedLoop<'a> {
         for committed_at_us in publisher.ledger.take_finished() {
             metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
+    }
+
+    /// Logs that events wait, for this reason.
+    fn warn(&self, reason: NotReady) {
+        let (telemetry, slot) = (self.process.telemetry, &self.process.config.source.slot);
+        let error = if let NotReady::WalNotSent(_) = reason {
+            let error = Error::new(Kind::PostgresUnreachable, reason).remedy(WAL_NOT_SENT_FIX);
+            tracing::warn!(event = "wal_not_sent", %slot, %error, fix = WAL_NOT_SENT_FIX, "Postgres sends no WAL");
+            error
+        } else {
+            let fix = stalled_fix(telemetry.metrics.in_flight_events.get());
+            let error = Error::new(Kind::KafkaUnreachable, reason).remedy(fix);
+            tracing::warn!(event = "stalled", %slot, %error, fix, "no event is acked");
+            error
+        };
+        telemetry.failed(&error);
     }
 }
 

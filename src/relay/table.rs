@@ -38,6 +38,7 @@ use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
 use crate::source::preflight::{self, Facts};
 use crate::state::{CatchUp, Rows};
+use crate::telemetry::health::ToDo;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::{ParkedRef, none_left_behind};
@@ -252,7 +253,7 @@ impl Work<'_> {
                         let Waits { text, oldest } = waits(observer, pid).await?;
                         // Nothing is published meanwhile: that is lag, and after a while no readiness.
                         telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
-                        telemetry.health.report(true, false);
+                        telemetry.health.report(ToDo::Events { progressed: false });
                         OldestTransaction::default().report(telemetry, Some(&oldest));
                         if may_give_way && began.elapsed() >= PATIENCE {
                             break Err(SlotCreation::Held(text));
@@ -267,7 +268,7 @@ impl Work<'_> {
             }
         };
         telemetry.metrics.set_oldest_unacked_commit(None);
-        telemetry.health.report(false, true);
+        telemetry.health.report(ToDo::Nothing);
         match made {
             Ok(made) => Ok(SlotCreation::Slot(wal, made)),
             Err(given_up) => {

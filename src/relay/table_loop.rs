@@ -18,7 +18,7 @@ use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::publisher::{Publisher, contradiction};
-use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, at_once, stop_is_due};
+use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::sink::AnySink;
@@ -289,7 +289,7 @@ impl<'a> TableLoop<'a> {
     }
 
     pub(super) fn report(&mut self, now: Instant) {
-        self.shared.report(&mut self.publisher, false, now);
+        self.shared.report(&mut self.publisher, Streamed::default(), now);
     }
 
     fn late(&self) -> Error {

@@ -1,6 +1,6 @@
 //! The relay's present work in words, for the status page and for systemd.
 
-use super::health::{HELD_BACK, stalled_fix};
+use super::health::{HELD_BACK, WAL_NOT_SENT_FIX, stalled_fix};
 use super::{NotReady, Side, Telemetry};
 use crate::clock::now_us;
 use crate::error::Kind;
@@ -24,6 +24,9 @@ impl Doing {
             None => {
                 let note = match metrics.lag_seconds(now_us()) {
                     _ if metrics.reads_table.get() > 0 => "It reads the table and publishes its rows.".to_owned(),
+                    lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
+                        format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
+                    }
                     0.0 => "All received events are in Kafka.".to_owned(),
                     lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
                 };
@@ -54,6 +57,7 @@ fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
         NotReady::Stalled(_) => return Some(stalled_fix(telemetry.metrics.in_flight_events.get()).to_owned()),
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
+        NotReady::WalNotSent(_) => return Some(WAL_NOT_SENT_FIX.to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
         NotReady::Halted(_) => return telemetry.failures.newest()?.remedy,
         NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,

@@ -1,8 +1,14 @@
 //! Readiness of the relay (P9). Does no I/O: it is computed for an instant, from the reports of the relay.
 //!
-//! *Ready* means: both ends are connected, and the relay has reported lately. Further, nothing is in flight, or there
-//! was an ack or a confirmed LSN within `ready_within`.
+//! *Ready* means: the relay delivers, or it has nothing to deliver as far as the server's WAL tells. Each reason why it is
+//! not ready is a [`NotReady`]. `/readyz`, the metrics, the status page, systemd and `walrelay status` use this one
+//! definition.
+//!
+//! The relay tells of most reasons, and withdraws them: [`Health::tell`]. The others follow from its connections and
+//! reports. It delivers while there is an ack or a confirmed LSN within `ready_within`. Where nothing is in flight, the
+//! server must send the WAL that it has: see [`ToDo`].
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,72 +18,81 @@ use crate::config::unit::human_bytes;
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
 
-/// The reason why the relay is not ready. `Display` is one line for people.
+/// The reason why the relay is not ready, in the order of precedence. `Display` is one line for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
-    /// The relay has not been connected to both ends yet.
-    #[error("not connected to both ends yet")]
-    Starting,
+    /// The relay stopped for this cause, and an operator has to act.
+    #[error("halted: {0}")]
+    Halted(String),
+    /// The relay was told to stop.
+    #[error("told to stop")]
+    Stopping,
     /// This other relay has the slot or the table.
     #[error("standing by: {0}")]
     StandingBy(String),
-    /// The relay has lost the connection to this end.
-    #[error("not connected to {}", .0.name())]
-    Disconnected(Side),
-    /// Events are in flight, and nothing was acked or confirmed for this long.
-    #[error("events wait, and none was acked for {} s", .0.as_secs())]
-    Stalled(Duration),
-    /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
-    #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
-    OverBudget(u64, u64),
+    /// The relay has not been connected to both ends yet.
+    #[error("not connected to both ends yet")]
+    Starting,
     /// This topic refuses dead letters, which blocks all later events.
     #[error("topic {0} takes no dead letters, and everything behind them waits")]
     DeadLettersRefused(String),
     /// This topic refuses records, which blocks all events.
     #[error("topic {0} refuses records, and everything waits for it; the log says why, and what to do")]
     TopicRefused(String),
+    /// The relay has lost the connection to this end.
+    #[error("not connected to {}", .0.name())]
+    Disconnected(Side),
+    /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
+    #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
+    OverBudget(u64, u64),
+    /// Events are in flight, and nothing was acked or confirmed for this long.
+    #[error("events wait, and none was acked for {} s", .0.as_secs())]
+    Stalled(Duration),
+    /// The server has WAL that the relay lacks, and has sent nothing of it for this long.
+    #[error("Postgres has WAL for the slot, and has sent nothing of it for {} s", .0.as_secs())]
+    WalNotSent(Duration),
     /// The relay's loop has reported nothing for this long.
     #[error("the relay's loop has reported nothing for {} s", .0.as_secs())]
     Silent(Duration),
-    /// The relay was told to stop.
-    #[error("told to stop")]
-    Stopping,
-    /// The relay stopped for this cause, and an operator has to act.
-    #[error("halted: {0}")]
-    Halted(String),
 }
 
 impl NotReady {
-    /// All codes.
-    pub(crate) const CODES: [&str; 11] = [
-        "starting",
+    /// All codes, in the order of precedence: a reason hides those behind it.
+    pub(crate) const CODES: [&str; 12] = [
+        "halted",
+        "stopping",
         "standing_by",
-        "postgres_disconnected",
-        "kafka_disconnected",
-        "stalled",
-        "over_budget",
+        "starting",
         "dead_letters_refused",
         "topic_refused",
+        "postgres_disconnected",
+        "kafka_disconnected",
+        "over_budget",
+        "stalled",
+        "wal_not_sent",
         "silent",
-        "stopping",
-        "halted",
     ];
 
     /// A stable word for scripts: one of [`NotReady::CODES`].
     pub const fn code(&self) -> &'static str {
         match self {
-            NotReady::Starting => "starting",
+            NotReady::Halted(_) => "halted",
+            NotReady::Stopping => "stopping",
             NotReady::StandingBy(_) => "standing_by",
-            NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
-            NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
-            NotReady::Stalled(_) => "stalled",
-            NotReady::OverBudget(..) => "over_budget",
+            NotReady::Starting => "starting",
             NotReady::DeadLettersRefused(_) => "dead_letters_refused",
             NotReady::TopicRefused(_) => "topic_refused",
+            NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
+            NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
+            NotReady::OverBudget(..) => "over_budget",
+            NotReady::Stalled(_) => "stalled",
+            NotReady::WalNotSent(_) => "wal_not_sent",
             NotReady::Silent(_) => "silent",
-            NotReady::Stopping => "stopping",
-            NotReady::Halted(_) => "halted",
         }
+    }
+
+    fn precedence(&self) -> usize {
+        NotReady::CODES.iter().position(|code| *code == self.code()).unwrap_or_default()
     }
 }
 
@@ -93,39 +108,69 @@ pub(crate) const fn stalled_fix(in_flight_events: i64) -> &'static str {
     if in_flight_events > 0 { STALLED_FIX } else { BLOCKED_FIX }
 }
 
+/// The remedy for [`NotReady::WalNotSent`].
+pub(crate) const WAL_NOT_SENT_FIX: &str = "a standby that synchronized_standby_slots names may be away, for which Postgres \
+     holds events back: walrelay doctor names it; or the server decodes a large transaction: \
+     select * from pg_stat_replication_slots";
+
 /// The remedy for [`NotReady::OverBudget`].
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \
      from Kafka: docs/explanation/retained-wal.md";
+
+/// What the relay has to do, as its loop sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToDo {
+    /// There is nothing to deliver.
+    Nothing,
+    /// Events are in flight.
+    Events {
+        /// There was an ack or a confirmed LSN since the last report.
+        progressed: bool,
+    },
+    /// Nothing is in flight, and the server has WAL that the relay lacks.
+    Wal {
+        /// The server has sent some since the last report.
+        progressed: bool,
+    },
+}
 
 #[derive(Debug, Default)]
 struct Health {
     ready_within: Duration,
     connected: [bool; 2],
     was_connected: bool,
-    /// Since when there is work without progress; `None` while idle.
-    waiting_since: Option<Instant>,
+    /// What the last report said, and since when there is no progress.
+    waiting: Option<(ToDo, Instant)>,
     heard_at: Option<Instant>,
-    over_budget: Option<(u64, u64)>,
-    dead_letters_refused: Option<String>,
-    topic_refused: Option<String>,
     idle_since: Option<Instant>,
-    standing_by: Option<String>,
-    stopping: bool,
-    halted: Option<String>,
+    /// By its code, what the relay told and has not withdrawn.
+    told: BTreeMap<&'static str, NotReady>,
 }
 
 impl Health {
-    fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
-        self.heard_at = Some(now);
-        self.waiting_since = match (something_to_do, self.waiting_since) {
-            (false, _) => None,
-            (true, Some(since)) if !progressed => Some(since),
-            (true, _) => Some(now),
+    /// Tells of a reason; `None` withdraws the one with this code. Nothing else is needed for a new reason than its
+    /// variant and code, and a method of [`HealthHandle`] that calls this.
+    fn tell(&mut self, code: &'static str, reason: Option<NotReady>) {
+        match reason {
+            Some(reason) => self.told.insert(code, reason),
+            None => self.told.remove(code),
         };
-        let idle_since = (!something_to_do).then(|| self.idle_since.unwrap_or(now));
+    }
+
+    fn report(&mut self, now: Instant, to_do: ToDo) {
+        self.heard_at = Some(now);
+        let since = self.waiting.map(|(_, since)| since);
+        self.waiting = match to_do {
+            ToDo::Nothing => None,
+            ToDo::Events { progressed: false } | ToDo::Wal { progressed: false } => Some((to_do, since.unwrap_or(now))),
+            ToDo::Events { .. } | ToDo::Wal { .. } => Some((to_do, now)),
+        };
+        let has_events = matches!(to_do, ToDo::Events { .. });
+        let idle_since = (!has_events).then(|| self.idle_since.unwrap_or(now));
         self.idle_since = idle_since;
         if idle_since.is_some_and(|since| now.saturating_duration_since(since) > GONE) {
-            (self.dead_letters_refused, self.topic_refused) = (None, None);
+            self.tell("dead_letters_refused", None);
+            self.tell("topic_refused", None);
         }
     }
 
@@ -135,20 +180,18 @@ impl Health {
             let age = now.saturating_duration_since(since);
             (age > self.ready_within).then_some(age)
         };
-        let lost = || Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up).map(|(side, _)| side);
-        let stalled = || self.waiting_since.and_then(overdue).map(NotReady::Stalled);
-        let halted = self.halted.clone().map(NotReady::Halted);
-        halted
-            .or(self.stopping.then_some(NotReady::Stopping))
-            .or_else(|| self.standing_by.clone().map(NotReady::StandingBy))
-            .or((!self.was_connected).then_some(NotReady::Starting))
-            .or_else(|| self.dead_letters_refused.clone().map(NotReady::DeadLettersRefused))
-            .or_else(|| self.topic_refused.clone().map(NotReady::TopicRefused))
-            .or_else(|| lost().map(NotReady::Disconnected))
-            .or(self.over_budget.map(|(retained, max)| NotReady::OverBudget(retained, max)))
-            .or(self.heard_at.is_none().then_some(NotReady::Starting))
-            .or_else(stalled)
-            .or_else(|| self.heard_at.and_then(overdue).map(NotReady::Silent))
+        let lost = Side::ALL.into_iter().zip(self.connected).filter(|(_, up)| !up);
+        let waits = self.waiting.and_then(|(to_do, since)| {
+            overdue(since).map(|age| match to_do {
+                ToDo::Wal { .. } => NotReady::WalNotSent(age),
+                ToDo::Events { .. } | ToDo::Nothing => NotReady::Stalled(age),
+            })
+        });
+        let reasons = self.told.values().cloned();
+        let reasons = reasons.chain((!self.was_connected).then_some(NotReady::Starting));
+        let reasons = reasons.chain(lost.map(|(side, _)| NotReady::Disconnected(side))).chain(waits);
+        let reasons = reasons.chain(self.heard_at.and_then(overdue).map(NotReady::Silent));
+        reasons.min_by_key(NotReady::precedence).or(self.heard_at.is_none().then_some(NotReady::Starting))
     }
 }
 
@@ -162,17 +205,16 @@ impl HealthHandle {
         HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
     }
 
-    /// A report of the relay's loop: whether there is work, and whether there was an ack or a confirmed LSN since the
-    /// last.
+    /// A report of the relay's loop.
     ///
     /// Call it several times in `ready_within`, also while idle: silence counts as a stall. Gives
-    /// [`NotReady::Stalled`] where the relay was not stalled at the last report.
-    pub fn report(&self, something_to_do: bool, progressed: bool) -> Option<NotReady> {
+    /// [`NotReady::Stalled`] or [`NotReady::WalNotSent`] where that was not the reason at the last report.
+    pub fn report(&self, to_do: ToDo) -> Option<NotReady> {
         let (mut health, now) = (self.health(), Instant::now());
-        let stalled = |reason: &NotReady| matches!(reason, NotReady::Stalled(_));
-        let was_stalled = health.heard_at.and_then(|at| health.not_ready(at)).as_ref().is_some_and(stalled);
-        health.report(now, something_to_do, progressed);
-        health.not_ready(now).filter(|reason| !was_stalled && stalled(reason))
+        let waits = |reason: &NotReady| matches!(reason, NotReady::Stalled(_) | NotReady::WalNotSent(_));
+        let waited = health.heard_at.and_then(|at| health.not_ready(at)).as_ref().is_some_and(waits);
+        health.report(now, to_do);
+        health.not_ready(now).filter(|reason| !waited && waits(reason))
     }
 
     /// An end was connected or lost.
@@ -188,36 +230,37 @@ impl HealthHandle {
 
     /// The bytes of WAL that the slot retains, and the allowed bytes; `None` within the budget.
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
-        self.health().over_budget = bytes;
+        let reason = bytes.map(|(retained, max)| NotReady::OverBudget(retained, max));
+        self.health().tell("over_budget", reason);
     }
 
     /// The topic that refuses dead letters; `None` once it has taken one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         let mut health = self.health();
-        health.dead_letters_refused = topic;
+        health.tell("dead_letters_refused", topic.map(NotReady::DeadLettersRefused));
         health.idle_since = None;
     }
 
     /// The topic that refuses records and so blocks all events; `None` once it takes one, or its events are given up.
     pub fn topic_refused(&self, topic: Option<String>) {
         let mut health = self.health();
-        health.topic_refused = topic;
+        health.tell("topic_refused", topic.map(NotReady::TopicRefused));
         health.idle_since = None;
     }
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
-        self.health().standing_by = holder;
+        self.health().tell("standing_by", holder.map(NotReady::StandingBy));
     }
 
     /// The relay was told to stop and is draining.
     pub fn stopping(&self) {
-        self.health().stopping = true;
+        self.health().tell("stopping", Some(NotReady::Stopping));
     }
 
     /// The relay stopped, and an operator has to act. HTTP shows `cause`, which must hold no payload and no secret.
     pub fn halted(&self, cause: &str) {
-        self.health().halted = Some(cause.to_owned());
+        self.health().tell("halted", Some(NotReady::Halted(cause.to_owned())));
     }
 
     /// The reason why the relay is not ready now; `None` if it is ready.
@@ -241,17 +284,18 @@ mod tests {
     fn every_reason_has_a_code_that_is_exposed() {
         let text = || String::from("x");
         let reasons = [
-            NotReady::Starting,
+            NotReady::Halted(text()),
+            NotReady::Stopping,
             NotReady::StandingBy(text()),
-            NotReady::Disconnected(Side::Postgres),
-            NotReady::Disconnected(Side::Kafka),
-            NotReady::Stalled(WITHIN),
-            NotReady::OverBudget(2, 1),
+            NotReady::Starting,
             NotReady::DeadLettersRefused(text()),
             NotReady::TopicRefused(text()),
+            NotReady::Disconnected(Side::Postgres),
+            NotReady::Disconnected(Side::Kafka),
+            NotReady::OverBudget(2, 1),
+            NotReady::Stalled(WITHIN),
+            NotReady::WalNotSent(WITHIN),
             NotReady::Silent(WITHIN),
-            NotReady::Stopping,
-            NotReady::Halted(text()),
         ];
         assert_eq!(reasons.map(|reason| reason.code()), NotReady::CODES);
     }
@@ -267,6 +311,11 @@ mod tests {
         health.health().not_ready(now)
     }
 
+    /// The report of a loop with events in flight.
+    const fn events(progressed: bool) -> ToDo {
+        ToDo::Events { progressed }
+    }
+
     const fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -275,7 +324,7 @@ mod tests {
     fn a_relay_is_not_ready_before_both_connections_and_its_first_report() {
         let start = Instant::now();
         let health = HealthHandle::new(WITHIN);
-        health.health().report(start, false, false);
+        health.health().report(start, ToDo::Nothing);
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
         health.connection(Side::Postgres, true);
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
@@ -293,15 +342,15 @@ mod tests {
         health.dead_letters_refused(Some("dead".to_owned()));
         // Between two attempts there is no work for a moment.
         for second in 0..60 {
-            health.health().report(at(second), second % 10 == 0, true);
+            health.health().report(at(second), if second % 10 == 0 { events(true) } else { ToDo::Nothing });
             assert_eq!(reason(&health, at(second)), refused());
         }
         health.dead_letters_refused(None);
         assert_eq!(reason(&health, at(60)), None);
         health.dead_letters_refused(Some("dead".to_owned()));
-        (60..=70).for_each(|second| health.health().report(at(second), false, false));
+        (60..=70).for_each(|second| health.health().report(at(second), ToDo::Nothing));
         assert_eq!(reason(&health, at(70)), refused());
-        health.health().report(at(71), false, false);
+        health.health().report(at(71), ToDo::Nothing);
         assert_eq!(reason(&health, at(71)), None);
     }
 
@@ -315,7 +364,7 @@ mod tests {
             let is_tried = second % 20 < 10;
             health.connection(Side::Kafka, is_tried);
             if is_tried {
-                health.health().report(now, true, second % 20 == 0);
+                health.health().report(now, events(second % 20 == 0));
             }
             assert_eq!(reason(&health, now), refused());
         }
@@ -328,7 +377,7 @@ mod tests {
         let (health, start) = connected();
         for second in (0..3600).step_by(10) {
             let now = start + seconds(second);
-            health.health().report(now, false, false);
+            health.health().report(now, ToDo::Nothing);
             assert_eq!(reason(&health, now), None);
         }
         assert_eq!(reason(&health, start + seconds(3590) + WITHIN), None);
@@ -338,27 +387,44 @@ mod tests {
     #[test]
     fn a_relay_with_events_in_flight_and_no_acks_is_stalled_despite_its_reports() {
         let (health, start) = connected();
-        health.health().report(start, true, true);
+        health.health().report(start, events(true));
         for second in 1..=31 {
-            health.health().report(start + seconds(second), true, false);
+            health.health().report(start + seconds(second), events(false));
         }
         assert_eq!(reason(&health, start + WITHIN), None);
         assert_eq!(reason(&health, start + seconds(31)), Some(NotReady::Stalled(seconds(31))));
-        health.health().report(start + seconds(32), true, true);
+        health.health().report(start + seconds(32), events(true));
         assert_eq!(reason(&health, start + seconds(32)), None, "an ack ends the stall");
 
         // The next stall begins with the work, not with the last ack before it.
-        health.health().report(start + seconds(33), false, true);
+        health.health().report(start + seconds(33), ToDo::Nothing);
         let work = start + seconds(1000);
-        health.health().report(work, true, false);
+        health.health().report(work, events(false));
         assert_eq!(reason(&health, work + WITHIN), None);
         assert!(matches!(reason(&health, work + WITHIN + WITHIN), Some(NotReady::Stalled(_))));
     }
 
     #[test]
+    fn a_server_that_sends_nothing_of_its_wal_makes_the_relay_unready_until_it_goes_on() {
+        let (health, start) = connected();
+        let wal = |second, progressed| health.health().report(start + seconds(second), ToDo::Wal { progressed });
+        for second in 0..60 {
+            wal(second, true);
+            assert_eq!(reason(&health, start + seconds(second)), None, "it decodes WAL of other tables");
+        }
+        (60..=90).for_each(|second| wal(second, false));
+        assert_eq!(reason(&health, start + seconds(90)), Some(NotReady::WalNotSent(seconds(31))));
+        wal(91, true);
+        assert_eq!(reason(&health, start + seconds(91)), None);
+        (92..=130).for_each(|second| wal(second, false));
+        health.health().report(start + seconds(131), events(true));
+        assert_eq!(reason(&health, start + seconds(131)), None, "events arrived");
+    }
+
+    #[test]
     fn a_disconnect_a_stand_by_a_stop_and_a_halt_each_make_the_relay_unready() {
         let (health, now) = connected();
-        health.health().report(now, false, false);
+        health.health().report(now, ToDo::Nothing);
         health.connection(Side::Kafka, false);
         assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Kafka)));
         health.connection(Side::Kafka, true);

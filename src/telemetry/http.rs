@@ -190,6 +190,7 @@ mod tests {
     use crate::config::{SourceConfig, StreamConfig};
     use crate::conninfo::ConnInfo;
     use crate::telemetry::Side;
+    use crate::telemetry::health::ToDo;
 
     struct Server {
         addr: SocketAddr,
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!((status, line.lines().count()), (503, 1));
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["reason"], "starting");
         Side::ALL.into_iter().for_each(|side| server.telemetry.health.connection(side, true));
-        server.telemetry.health.report(false, false);
+        server.telemetry.health.report(ToDo::Nothing);
         assert_eq!(ask(server.addr, "GET", "/readyz").await, (200, "{\"ready\":true}\n".to_owned()));
     }
 

@@ -102,6 +102,7 @@ mod tests {
     use crate::error::{Error, Kind};
     use crate::position::Lsn;
     use crate::telemetry::Side;
+    use crate::telemetry::health::ToDo;
 
     struct Told {
         socket: UnixDatagram,
@@ -141,7 +142,7 @@ mod tests {
         told.manager.telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker\nanswers"));
         assert!(told.next()[0].starts_with(&format!("{starting}. no broker answers. Fix: ")));
         Side::ALL.into_iter().for_each(|side| told.manager.telemetry.connected(side, true));
-        told.manager.telemetry.health.report(false, true);
+        told.manager.telemetry.health.report(ToDo::Nothing);
         let works = "STATUS=The relay works. All received events are in Kafka.";
         assert_eq!(told.next(), [works, "READY=1", "WATCHDOG=1"]);
         assert_eq!(told.next(), [works, "WATCHDOG=1"], "it says so once");
@@ -153,7 +154,7 @@ mod tests {
     fn the_watchdog_hears_nothing_of_a_stream_whose_loop_is_silent() {
         let mut told = started(Duration::ZERO);
         Side::ALL.into_iter().for_each(|side| told.manager.telemetry.connected(side, true));
-        told.manager.telemetry.health.report(false, true);
+        told.manager.telemetry.health.report(ToDo::Nothing);
         let is_fed = |told: &mut Told| told.next().contains(&"WATCHDOG=1".to_owned());
         assert!(is_fed(&mut told), "a query before the stream may take long");
         told.manager.telemetry.metrics.received_lsn.set(Lsn::new(1));

@@ -2,6 +2,7 @@ use super::snapshot::{SAMPLES_MAX, Snapshot};
 use super::*;
 use crate::error::{Error, Kind};
 use crate::position::Lsn;
+use crate::telemetry::health::ToDo;
 use crate::telemetry::{Flow, Side};
 
 /// What the page shows after so many ticks.
@@ -19,7 +20,7 @@ fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {
 fn connected(ready_within: Duration, has_work: bool) -> Telemetry {
     let telemetry = Telemetry::new(ready_within);
     Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
-    telemetry.health.report(has_work, false);
+    telemetry.health.report(if has_work { ToDo::Events { progressed: false } } else { ToDo::Nothing });
     telemetry
 }
 
