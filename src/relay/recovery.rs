@@ -10,7 +10,7 @@ use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
 use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
-use crate::state::check::{Gap, SlotNow, gap, known};
+use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
 use crate::state::{CatchUp, Rows, Stored};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,6 +203,7 @@ pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(Stri
         let catch_up = CatchUp::new(rows, None);
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
     };
+    same_cluster(stored, slot).map_err(|error| error.remedy(choices(config)))?;
     // Nothing of a slot or publication matters here; whose log it was, does.
     let same = SlotNow {
         confirmed_flush: Lsn::ZERO,

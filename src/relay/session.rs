@@ -187,11 +187,12 @@ impl Owned<'_> {
     ) -> Result<Option<Start>> {
         let Owned { config, facts, server, history, control, marker } = self;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
+        let kafka_cluster = producer.cluster_id().await?;
         let (mut store, loaded) = read_position(config, producer, control, known).await?;
         // Read again now that the slot is ours: its previous relay may have continued while this one connected.
         let now = control.wal_position().await?;
         let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = slot_now(config, facts, confirmed_flush);
+        let slot = SlotNow { kafka_cluster, ..slot_now(config, facts, confirmed_flush) };
         if needs_table(config, loaded.as_ref(), &server, &slot, now.wal_end, &history) {
             return Ok(None);
         }
@@ -261,9 +262,10 @@ impl Lease {
         let control = Control::start(sql, config).await?;
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
+        let kafka_cluster = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known).await?;
         let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = slot_now(config, &facts, confirmed_flush);
+        let slot = SlotNow { kafka_cluster, ..slot_now(config, &facts, confirmed_flush) };
         let fresh = identity(server, slot.clone(), loaded.as_ref());
         let found = Found { config, loaded: loaded.as_ref(), facts: &facts, slot: &slot, history: &history };
         let (task, stored) = match why {
@@ -368,12 +370,14 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
         table_oids: slot.table_oids,
         membership_oids: slot.membership_oids,
         message_prefixes: slot.message_prefixes,
+        kafka_cluster: slot.kafka_cluster.or_else(|| loaded?.kafka_cluster.clone()),
         published: loaded.and_then(|loaded| loaded.published.clone()),
         stream_only: loaded.map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
         catch_up: loaded.and_then(|loaded| loaded.catch_up.clone()),
     }
 }
 
+/// Without the cluster of Kafka, which only a client of it knows.
 pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
     SlotNow {
@@ -383,6 +387,7 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
         message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
+        kafka_cluster: None,
     }
 }
 
@@ -447,6 +452,7 @@ pub(crate) async fn start_from(
     client: &Client,
     facts: &Facts,
     loaded: Option<&Stored>,
+    kafka_cluster: Option<String>,
 ) -> Result<Vec<Warning>> {
     let source = &config.source;
     let why = polls_because(source, facts).map_or(TableReason::Gap, TableReason::Poll);
@@ -454,7 +460,7 @@ pub(crate) async fn start_from(
     let (server, history) = identify_by_any(config, facts, timeline, &why).await?;
     let facts = &Facts { wal_end: preflight::wal_end(client, &source.slot).await?, ..facts.clone() };
     let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-    let slot = &slot_now(config, facts, confirmed_flush);
+    let slot = &SlotNow { kafka_cluster, ..slot_now(config, facts, confirmed_flush) };
     let fresh = identity(server.clone(), slot.clone(), loaded);
     let found = Found { config, loaded, facts, slot, history: &history };
     // The survey of the server has told these.

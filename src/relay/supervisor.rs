@@ -194,6 +194,7 @@ impl Relay {
         let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
         self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
+        self.config.kafka.cluster_id.clone_from(&session.start.identity.kafka_cluster);
         let (start, published) = (session.start.identity.position, session.start.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
@@ -318,6 +319,7 @@ impl Relay {
             self.producer.inside = inside;
         }
         self.served = Some(lease.stored.server.clone());
+        self.config.kafka.cluster_id.clone_from(&lease.stored.kafka_cluster);
         let sink = self.producer.take_sink()?;
         self.outage.at_table(&self.config);
         let began = Instant::now();

@@ -9,6 +9,7 @@ pub(crate) mod kafka;
 mod stdout;
 
 pub use kafka::KafkaSink;
+pub(crate) use kafka::connection::other_cluster;
 pub use kafka::options::Transactional;
 pub(crate) use kafka::options::reduce_batches;
 pub(crate) use kafka::partitions::{hash, partition};
@@ -247,6 +248,15 @@ impl SinkHandle {
         match self {
             SinkHandle::Kafka(producer) => producer.unusable().await,
             SinkHandle::Local => std::future::pending().await,
+        }
+    }
+
+    /// The id of the cluster of brokers; none where they do not tell, or there is none.
+    /// Errors: it is another one than before; no broker answers.
+    pub(crate) async fn cluster_id(&self) -> Result<Option<String>> {
+        match self {
+            SinkHandle::Kafka(producer) => producer.cluster_id().await,
+            SinkHandle::Local => Ok(None),
         }
     }
 

@@ -1,15 +1,17 @@
-//! Whether the stored position belongs to this server and slot, and where to start (P1).
+//! Whether the stored position belongs to this server, slot and cluster of Kafka, and where to start (P1).
 //!
 //! The position alone says nothing: the same LSN is another place on another server, after a restored backup or on
 //! another timeline, and a slot that was recreated begins behind events nobody relayed. Postgres notices none of it:
 //! a start point beyond the slot is taken as it is, and one behind it is moved forward with a line in its own log
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>). Not noticed here: a restored
-//! copy of the same server that has since written as much WAL as the original had.
+//! copy of the same server that has since written as much WAL as the original had; a cluster of Kafka that was taken
+//! back to an older state of its disks.
 
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::TimelineSwitch;
+use crate::sink::other_cluster;
 use crate::state::{ServerIdentity, Stored};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub(crate) struct SlotNow {
     pub membership_oids: Vec<u32>,
     /// Prefixes of the messages that are events, sorted.
     pub message_prefixes: Vec<String>,
+    /// The id of the cluster that the brokers belong to; none where it is not known.
+    pub kafka_cluster: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,6 +172,7 @@ fn compare(
         risk: LOST,
         is_in_the_table: false,
     });
+    comparison.mismatches.extend(elsewhere(stored, slot));
     let other_server = comparison.of_server(stored, now, slot, history);
     // LSNs and OIDs of another server or timeline say nothing here.
     let is_comparable = other_server.is_none();
@@ -177,6 +182,24 @@ fn compare(
         comparison.of_outboxes(stored, slot);
     }
     comparison
+}
+
+/// Why the events are in another cluster than that of the brokers, if they are. A stored position without a cluster, of an
+/// older walrelay, belongs to any.
+fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
+    let (before, now) = stored.kafka_cluster.as_ref().zip(slot.kafka_cluster.as_ref())?;
+    (before != now).then(|| Mismatch {
+        cause: other_cluster(before, now).cause().to_owned(),
+        verify: "check kafka.brokers. If the other cluster is meant: `walrelay verify` names events that are missing \
+                 there, and `walrelay replay` publishes them",
+        risk: "events that only the cluster before has are not published to the other one",
+        is_in_the_table: false,
+    })
+}
+
+/// Errors: the events are in another cluster than that of the brokers.
+pub(crate) fn same_cluster(stored: &Stored, slot: &SlotNow) -> Result<()> {
+    elsewhere(stored, slot).map_or(Ok(()), |elsewhere| Err(elsewhere.refusal(slot)))
 }
 
 impl Comparison {
@@ -391,6 +414,7 @@ mod tests {
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
+            kafka_cluster: Some("first".to_owned()),
             published: None,
             stream_only: Vec::new(),
             catch_up: None,
@@ -406,6 +430,7 @@ mod tests {
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
+            kafka_cluster: Some("first".to_owned()),
         }
     }
 
@@ -445,8 +470,10 @@ mod tests {
         let other_slot = Stored { slot: "billing".to_owned(), ..stored_at(1, at(700)) };
         let other_publication = Stored { publication_oid: 99, ..stored_at(1, at(700)) };
         let other_table = Stored { table_oids: vec![98], ..stored_at(1, at(700)) };
+        let other_cluster = Stored { kafka_cluster: Some("second".to_owned()), ..stored_at(1, at(700)) };
         let rows: Vec<(&str, Stored, ServerIdentity, u64, &[&str])> = vec![
             ("another server", stored_at(1, at(700)), other_server, 400, &["7000", "7001", "system identifier"]),
+            ("another cluster", other_cluster, server(1), 400, &["cluster first", "cluster second", "kafka.brokers"]),
             ("another slot", other_slot, server(1), 400, &["billing", "orders"]),
             ("an old primary", stored_at(3, at(700)), server(2), 400, &["timeline 3", "timeline 2", "old primary"]),
             ("another branch", stored_at(2, at(700)), server(3), 400, &["no part of the history", "timeline 2"]),
@@ -476,6 +503,16 @@ mod tests {
         let stored = Stored { slot: "billing".to_owned(), table_oids: vec![98], ..stored_at(1, at(300)) };
         let start = reconcile(Some(&stored), &server(1), &slot_at(400), Lsn::new(900), &[], true).unwrap();
         assert_eq!(start.notes.iter().filter(|note| note.starts_with("accepted")).count(), 3, "{:?}", start.notes);
+    }
+
+    #[test]
+    fn a_position_without_a_cluster_belongs_to_any() {
+        let (known, unknown) = (stored_at(1, at(700)), Stored { kafka_cluster: None, ..stored_at(1, at(700)) });
+        let untold = SlotNow { kafka_cluster: None, ..slot_at(400) };
+        for (stored, slot) in [(&unknown, slot_at(400)), (&known, untold)] {
+            let start = reconcile(Some(stored), &server(1), &slot, Lsn::new(900), &[], false).unwrap();
+            assert_eq!(start, Start { position: at(700), published: None, notes: vec![] });
+        }
     }
 
     #[test]

@@ -295,6 +295,7 @@ mod tests {
             table_oids: vec![16_390],
             membership_oids: vec![16_401],
             message_prefixes: Vec::new(),
+            kafka_cluster: Some("nirvana".to_owned()),
             published: None,
             stream_only: Vec::new(),
             catch_up: None,
@@ -376,6 +377,7 @@ mod tests {
             properties: BTreeMap::new(),
             max_in_flight_bytes: 1 << 20,
             max_in_flight_events: 100,
+            cluster_id: None,
         };
         let (topic, key) = (TOPIC.to_owned(), "orders".to_owned());
         let state = StateConfig { store: StoreKind::Kafka, topic, key, adopt_slot: false };

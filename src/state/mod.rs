@@ -1,4 +1,4 @@
-//! Where the position is kept, and whether it belongs to this server and slot.
+//! Where the position is kept, and whether it belongs to this server, slot and cluster of Kafka.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -23,7 +23,7 @@ pub struct ServerIdentity {
     pub timeline: u32,
 }
 
-/// The stored value: a position, and the server, slot and tables that it belongs to.
+/// The stored value: a position, and the server, slot, tables and cluster of Kafka that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     #[serde(flatten)]
@@ -42,6 +42,9 @@ pub(crate) struct Stored {
     /// Prefixes of the messages that are events: without them, an index in a transaction counts otherwise. Sorted.
     #[serde(default)]
     pub message_prefixes: Vec<String>,
+    /// The id of the cluster that has the events; none where its brokers did not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kafka_cluster: Option<String>,
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,

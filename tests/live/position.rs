@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::relay::EXIT;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::workload::Plan;
@@ -112,6 +112,35 @@ fn another_server_under_the_same_key_is_refused() {
     let mut relay = elsewhere.run().config_file(&format!("[state]\nkey = \"{}\"\n", world.name)).start();
     assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
     assert_eq!(elsewhere.delivered(), 0);
+}
+
+#[test]
+fn another_cluster_at_the_brokers_address_stops_the_relay_and_nothing_is_lost_to_the_first() {
+    let kafka = Kafka::private();
+    let worlds = [(); 2].map(|()| World::on(Postgres::shared(), kafka.brokers()));
+    let settings = [("--state-store", "postgres"), ("--guarantee", "exactly-once")];
+    let run = |number: usize| worlds[number].run().option(settings[number].0, settings[number].1);
+    let mut relays = [0, 1].map(|number| run(number).start());
+    relays.iter_mut().for_each(Relay::wait_ready);
+    let writers = [0, 1].map(|number| worlds[number].workload(&Plan::default()));
+    writers.iter().for_each(|writers| writers.wait_for(40));
+
+    kafka.swap_cluster();
+    for relay in &mut relays {
+        assert_eq!(relay.wait_exit(ARRIVAL), MISMATCH, "{}", relay.log());
+        assert!(relay.log().contains("--adopt-slot"), "{}", relay.log());
+    }
+    let mut relay = run(0).start();
+    assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
+    writers.into_iter().for_each(|writers| _ = writers.stop());
+
+    kafka.swap_cluster();
+    for (number, world) in worlds.iter().enumerate() {
+        let mut relay = run(number).start();
+        relay.wait_ready();
+        world.assert_all_delivered();
+        assert_eq!(relay.terminate(EXIT), Some(0));
+    }
 }
 
 #[test]

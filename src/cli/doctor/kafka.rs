@@ -34,16 +34,30 @@ impl Purpose {
     }
 }
 
-/// Adds the checks of Kafka to `report`, for the topics that were seen in Postgres and those of the configuration.
-pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) {
+/// Adds the checks of Kafka to `report`, for the topics that were seen in Postgres and those of the configuration. Gives the
+/// id of the cluster, if a broker tells.
+pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) -> Option<String> {
     if config.sink != SinkKind::Kafka {
-        return report.ok("kafka", "", "not asked: sink.kind is not kafka");
+        report.ok("kafka", "", "not asked: sink.kind is not kafka");
+        return None;
     }
-    let brokers = match answering(&config.kafka).await {
-        Ok(brokers) => brokers,
-        Err(error) => return report.wrong("kafka", &config.kafka.brokers, &error),
+    let answer = match answering(&config.kafka).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            report.wrong("kafka", &config.kafka.brokers, &error);
+            return None;
+        }
     };
-    report.ok("kafka", &config.kafka.brokers, format!("answers, with {}", counted(brokers.len() as u64, "broker")));
+    let brokers = counted(answer.brokers.len() as u64, "broker");
+    let of = answer.cluster_id.iter().map(|id| format!(" of cluster {id}")).collect::<String>();
+    report.ok("kafka", &config.kafka.brokers, format!("answers, with {brokers}{of}"));
+    let broker = answer.brokers.first().copied().unwrap_or_default();
+    described(config, seen, broker, report).await;
+    answer.cluster_id
+}
+
+/// Adds the checks of what this broker tells.
+async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Report<'_>) {
     let mut topics: Vec<_> = seen.topics.keys().map(|name| (Purpose::Events, name)).collect();
     if config.delivery.on_error == OnError::DeadLetter {
         topics.push((Purpose::DeadLetters, &config.delivery.dead_letter_topic));
@@ -52,7 +66,7 @@ pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) 
         topics.push((Purpose::Position, &config.state.topic));
     }
     let names: Vec<String> = topics.iter().map(|(_, name)| (*name).clone()).collect();
-    let (kafka, broker) = (config.kafka.clone(), brokers.first().copied().unwrap_or_default());
+    let kafka = config.kafka.clone();
     let cluster = match blocking(move || Cluster::read(&kafka, broker, &names)).await {
         Ok(cluster) => cluster,
         Err(error) => return report.wrong("topic", "", &error),
@@ -90,12 +104,21 @@ pub(super) fn addressed(fix: &str, config: &KafkaConfig) -> String {
     user.map_or(fix.clone(), |user| fix.replace("User:…", &shell_word(&format!("User:{user}"))))
 }
 
-/// The ids of the brokers, once one answers.
-async fn answering(config: &KafkaConfig) -> Result<Vec<i32>> {
+/// What the first broker tells that answers.
+struct Answer {
+    brokers: Vec<i32>,
+    cluster_id: Option<String>,
+}
+
+async fn answering(config: &KafkaConfig) -> Result<Answer> {
     let sink = KafkaSink::for_asking(config)?;
-    let brokers = sink.brokers(CHECK_TIMEOUT).await;
+    let asked = async {
+        let brokers = sink.brokers(CHECK_TIMEOUT).await?;
+        Ok(Answer { brokers, cluster_id: sink.producer().cluster_id().await? })
+    };
+    let answer = asked.await;
     sink.close().await;
-    brokers
+    answer
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -184,10 +207,7 @@ mod tests {
         let said = |fix: &str, properties: &[(&str, &str)]| {
             let properties = properties.iter().copied().map(property).collect();
             let (brokers, id_headers) = ("a:1,b:1".to_owned(), Vec::new());
-            addressed(
-                fix,
-                &KafkaConfig { brokers, properties, id_headers, max_in_flight_bytes: 1, max_in_flight_events: 1 },
-            )
+            addressed(fix, &KafkaConfig { brokers, properties, id_headers, ..KafkaConfig::default() })
         };
         let grant = "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --topic t";
         let named = [("sasl.mechanism", "SCRAM-SHA-512"), ("sasl.username", "the relay")];

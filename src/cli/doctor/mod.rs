@@ -78,11 +78,11 @@ const BEFORE_POSITION: [&str; 7] = ["server", "role", "table", "slot", "publicat
 
 async fn look(config: &Config, report: &mut Report<'_>) {
     let seen = postgres::look(config, report).await;
-    kafka::look(config, &seen, report).await;
+    let kafka_cluster = kafka::look(config, &seen, report).await;
     if let Some(place) = seen.place
         && !report.checks.iter().any(|check| check.state == WRONG && BEFORE_POSITION.contains(&check.check))
     {
-        postgres::position(config, &place, report).await;
+        postgres::position(config, &place, kafka_cluster, report).await;
     }
 }
 

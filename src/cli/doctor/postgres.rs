@@ -114,17 +114,19 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
 }
 
 /// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.
-pub(super) async fn position(config: &Config, place: &Place, report: &mut Report<'_>) {
+pub(super) async fn position(config: &Config, place: &Place, kafka_cluster: Option<String>, report: &mut Report<'_>) {
     const CHECK: &str = "position";
     let subject = config.source.slot.to_string();
     let found = async {
         let stored = state::load(config).await?;
-        start_from(config, place.session.client(), &place.facts, stored.as_ref()).await
+        start_from(config, place.session.client(), &place.facts, stored.as_ref(), kafka_cluster).await
     };
     match found.await {
         // Perhaps a relay has the last connection for replication.
         Err(error) if !error.kind().halts() => report.risk(CHECK, subject, &error.about("the position is not known")),
-        found => report.finding(Finding { check: CHECK, subject, found }, "it belongs to this server and slot"),
+        found => {
+            report.finding(Finding { check: CHECK, subject, found }, "it belongs to this server, slot and cluster")
+        }
     }
 }
 

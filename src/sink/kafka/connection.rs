@@ -1,12 +1,13 @@
-//! Whether Kafka answers: one state, changed and logged once per change.
+//! Whether Kafka answers: one state, changed and logged once per change. And whether it is the cluster of before.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::faults;
-use crate::error::Error;
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::sink::Connection;
 
 /// A broker that restarts can refuse for a moment; a refusal that lasts longer than this is meant.
@@ -21,6 +22,56 @@ struct Said {
     reason: String,
     /// Whether it said so in an error, and not only in its log.
     is_error: bool,
+}
+
+/// The cluster that a producer writes to. Another one may come to have the addresses of its brokers.
+///
+/// An ack says that one cluster has a record. So once another cluster answers, no ack of the producer counts any more.
+#[derive(Debug, Default)]
+pub(super) struct Home {
+    id: OnceLock<String>,
+    /// Why the producer is finished, once another cluster has answered.
+    left: OnceLock<Error>,
+}
+
+impl Home {
+    /// `id` is the cluster of earlier producers, where it is known.
+    pub(super) fn new(id: Option<String>) -> Home {
+        let home = Home::default();
+        id.into_iter().for_each(|id| home.id.set(id).unwrap_or_default());
+        home
+    }
+
+    pub(super) fn id(&self) -> Option<&String> {
+        self.id.get()
+    }
+
+    /// Compares the cluster that answers `now`, where brokers tell. The first one is the producer's.
+    /// Errors: another one answers, or did before.
+    pub(super) fn check(&self, now: Option<String>) -> Result<()> {
+        if let Some(now) = now {
+            let home = self.id.get_or_init(|| now.clone());
+            if *home != now {
+                self.left.get_or_init(|| other_cluster(home, &now));
+            }
+        }
+        self.left.get().map_or(Ok(()), |left| Err(left.clone()))
+    }
+}
+
+/// The error where events were delivered to the cluster with the id `before`, and the brokers `now` belong to another.
+pub(crate) fn other_cluster(before: &str, now: &str) -> Error {
+    let cause = format!(
+        "the brokers belong to the Kafka cluster {now}, and events were delivered to the cluster {before}: another \
+         cluster has the brokers' address, or kafka.brokers was changed"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        Remedy::from("check kafka.brokers. If the other cluster is meant, start the relay once with `")
+            .and(NextCommand::new("run").flag("adopt-slot"))
+            .and("`, which goes on from the slot's position. Then ")
+            .and(NextCommand::new("verify"))
+            .and(" names events that only the cluster before has, and `walrelay replay` publishes them"),
+    )
 }
 
 #[derive(Debug)]
@@ -69,7 +120,7 @@ impl Tracker {
                 "a connection to a broker failed; Kafka still answers");
         }
         self.state.send_if_modified(|state| {
-            if matches!(state, Connection::Up) {
+            if matches!(state, Connection::Up) || is_final(state) {
                 return false;
             }
             if self.quiet {
@@ -111,7 +162,10 @@ impl Tracker {
             if is_known {
                 return false;
             }
-            tracing::error!(event = "kafka_refused", %error, fix = error.what_to_do(), "Kafka refuses us");
+            // The end of the relay tells of another cluster.
+            if error.kind() != Kind::PositionMismatch {
+                tracing::error!(event = "kafka_refused", %error, fix = error.what_to_do(), "Kafka refuses us");
+            }
             *state = Connection::Refused(error);
             true
         });
@@ -123,7 +177,11 @@ impl Tracker {
         let mut state = self.subscribe();
         loop {
             // The sender lives as long as `self`.
-            state.wait_for(refused).await.ok();
+            if state.wait_for(refused).await.is_ok_and(|state| is_final(&state))
+                && let Connection::Refused(error) = self.now()
+            {
+                return error;
+            }
             let ended = tokio::time::timeout(REFUSAL_GRACE, state.wait_for(|state| !refused(state))).await;
             if ended.is_err()
                 && let Connection::Refused(error) = self.now()
@@ -134,10 +192,40 @@ impl Tracker {
     }
 }
 
+/// Whether no answer ends this refusal: another cluster has answered.
+fn is_final(state: &Connection) -> bool {
+    matches!(state, Connection::Refused(error) if error.kind() == Kind::PositionMismatch)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+
+    #[test]
+    fn a_producer_that_met_another_cluster_never_counts_again() {
+        let id = |text: &str| Some(text.to_owned());
+        let home = Home::new(None);
+        for known in [None, id("a"), None, id("a")] {
+            assert_eq!(home.check(known), Ok(()));
+        }
+        assert_eq!(home.id(), id("a").as_ref());
+        for then in [id("b"), id("a"), None] {
+            let error = home.check(then).unwrap_err();
+            assert_eq!(error.kind(), Kind::PositionMismatch);
+            assert!(error.cause().contains("cluster b") && error.cause().contains("cluster a"), "{error}");
+        }
+        assert!(Home::new(id("a")).check(id("b")).is_err(), "that of an earlier producer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_cluster_is_reported_at_once_and_no_answer_ends_that() {
+        let tracker = Tracker::new(false);
+        let error = other_cluster("a", "b");
+        tracker.refused(error.clone());
+        tracker.up();
+        assert!(!tracker.is_up());
+        assert_eq!(tracker.unusable().await, error);
+    }
 
     #[test]
     fn a_further_cause_does_not_change_the_time_of_the_disconnect() {

@@ -15,7 +15,7 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 use serde::Deserialize;
 use tokio::sync::{Notify, oneshot};
 
-use super::connection::Tracker;
+use super::connection::{Home, Tracker};
 use super::faults::{self, Subject, code};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
@@ -75,6 +75,7 @@ pub(super) enum Life {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
+    pub(super) home: Home,
     life: AtomicU8,
     pub(super) reports: Mutex<Reports>,
     /// Woken by the first report; one task waits.
@@ -97,9 +98,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(quiet: bool) -> Shared {
+    /// `cluster_id` is the cluster of earlier producers, where it is known.
+    pub(super) fn new(quiet: bool, cluster_id: Option<String>) -> Shared {
         Shared {
             tracker: Tracker::new(quiet),
+            home: Home::new(cluster_id),
             life: AtomicU8::new(Life::Running as u8),
             reports: Mutex::default(),
             wake: Notify::new(),
@@ -459,7 +462,7 @@ mod tests {
 
     #[test]
     fn tickets_and_awaited_records_never_share_an_opaque() {
-        let (awaited, _) = Shared::new(false).await_one();
+        let (awaited, _) = Shared::new(false, None).await_one();
         assert_ne!(awaited & AWAITED, 0);
         assert_eq!(opaque(Ticket(7), false).unwrap(), 7);
         assert_eq!(opaque(Ticket(7), true).unwrap(), 7 | CHOSEN);
@@ -470,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_producer_that_ended_never_runs_again() {
-        let shared = Shared::new(false);
+        let shared = Shared::new(false, None);
         for (life, has_ended, is_closing) in [
             (Life::Running, false, false),
             (Life::Failed, true, false),

@@ -13,7 +13,7 @@
 //! | `native` | calls of librdkafka that its crate has not: all `unsafe` code |
 
 pub(crate) mod cluster;
-mod connection;
+pub(crate) mod connection;
 mod context;
 pub(crate) mod faults;
 pub(crate) mod native;
@@ -97,11 +97,12 @@ impl KafkaSink {
             done = init => done.map_err(|error| Error::new(Kind::Bug, error))??,
             refusal = sink.inner.shared.tracker.unusable() => return Err(refusal),
         }
+        sink.inner.same_cluster()?;
         Ok(sink)
     }
 
     fn with_options(options: Options) -> Result<KafkaSink> {
-        let shared = Arc::new(Shared::new(options.quiet));
+        let shared = Arc::new(Shared::new(options.quiet, options.cluster_id.clone()));
         let inner = Arc::new(Inner::new(Context::new(shared, options))?);
         tokio::spawn(Probe::new(&inner).run());
         Ok(KafkaSink {
@@ -174,6 +175,14 @@ impl KafkaSink {
     /// Appends the deliveries; false where there were none.
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports.lock());
+        if let Some(first) = self.spare.acked.first()
+            && let Err(error) = self.inner.same_cluster()
+        {
+            // Nobody knows which cluster has them.
+            into.push(Delivery::Failed(*first, error));
+            self.spare = Reports::default();
+            return true;
+        }
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
         for topic in self.openings.acked(&self.spare.acked) {

@@ -36,6 +36,23 @@ pub(super) fn add_servers<C: ClientContext>(client: &Client<C>, servers: &CStr) 
     }
 }
 
+/// The id of the cluster whose broker was the last to describe it; none before the first answer, or where brokers do not tell.
+///
+/// librdkafka asks each broker for it at the beginning of a connection, before it sends records over that connection.
+pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
+    let handle = client.native_ptr();
+    // SAFETY: librdkafka copies the id for us, and frees it once. Without a time-out the call does not wait.
+    unsafe {
+        let id = bindings::rd_kafka_clusterid(handle, 0);
+        if id.is_null() {
+            return None;
+        }
+        let text = CStr::from_ptr(id).to_string_lossy().into_owned();
+        bindings::rd_kafka_mem_free(handle, id.cast());
+        Some(text)
+    }
+}
+
 /// The linked versions of librdkafka and of OpenSSL, each with the name of the library.
 pub(crate) fn linked_versions() -> [String; 2] {
     let (_, librdkafka) = rdkafka::util::get_rdkafka_version();

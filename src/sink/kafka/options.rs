@@ -99,6 +99,8 @@ pub(crate) struct Options {
     /// Names of headers that hold an event's id.
     pub(super) id_headers: Vec<String>,
     pub(super) transactional: Option<Transactional>,
+    /// The cluster of earlier producers, where it is known.
+    pub(super) cluster_id: Option<String>,
 }
 
 impl Options {
@@ -198,6 +200,7 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
         quiet: false,
         id_headers: config.id_headers.clone(),
         transactional: None,
+        cluster_id: config.cluster_id.clone(),
     };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
@@ -253,6 +256,7 @@ mod tests {
             properties,
             max_in_flight_bytes: 32 << 20,
             max_in_flight_events: 100_000,
+            cluster_id: None,
         }
     }
 

@@ -32,7 +32,7 @@ use tokio::task::spawn_blocking;
 
 use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
-use super::native::{add_servers, knows_no_broker};
+use super::native::{add_servers, cluster_id, knows_no_broker};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use crate::error::{Error, Kind, Result};
@@ -292,8 +292,32 @@ impl Inner {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
             return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
         }
+        self.same_cluster()?;
         self.shared.tracker.up();
         Ok(metadata)
+    }
+
+    /// Whether the cluster that answers is the one of before, as far as brokers tell. Call it before an ack counts.
+    /// Errors: [`Kind::PositionMismatch`]: it is another one, or was. The producer is finished.
+    pub(super) fn same_cluster(&self) -> Result<()> {
+        let home = &self.shared.home;
+        let checked = home.check(cluster_id(self.client.client())).and_then(|()| match &*self.apart.lock() {
+            Some(apart) => home.check(cluster_id(apart.client())),
+            None => Ok(()),
+        });
+        checked.inspect_err(|error| {
+            self.shared.advance(Life::Failed);
+            self.shared.tracker.refused(error.clone());
+        })
+    }
+
+    /// The id of the cluster; none where its brokers do not tell. Blocks until one has answered.
+    fn cluster_id(&self) -> Result<Option<String>> {
+        self.same_cluster()?;
+        if self.shared.home.id().is_none() {
+            self.metadata(None, ANSWER_TIMEOUT)?;
+        }
+        Ok(self.shared.home.id().cloned())
     }
 
     /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
@@ -481,7 +505,8 @@ impl Producer {
     /// A cancelled call leaves the record on its way.
     pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
         let reply = self.sent(topic, partition, key, value)?;
-        reply.await.unwrap_or_else(|_| Err(closed()))
+        reply.await.unwrap_or_else(|_| Err(closed()))?;
+        self.alive()?.same_cluster()
     }
 
     /// Whether records become visible by [`Producer::commit`] only.
@@ -499,7 +524,16 @@ impl Producer {
         let inner = self.alive()?;
         let committed = spawn_blocking(move || inner.commit_transaction());
         committed.await.map_err(|error| Error::new(Kind::Bug, error))??;
-        reply.await.unwrap_or_else(|_| Err(closed()))
+        reply.await.unwrap_or_else(|_| Err(closed()))?;
+        self.alive()?.same_cluster()
+    }
+
+    /// The id of the cluster; none where its brokers do not tell.
+    /// Errors: [`Kind::PositionMismatch`]: it is another one than before. Those of a question for metadata.
+    pub(crate) async fn cluster_id(&self) -> Result<Option<String>> {
+        let inner = self.alive()?;
+        let asked = spawn_blocking(move || inner.cluster_id());
+        asked.await.map_err(|error| Error::new(Kind::Bug, error))?
     }
 
     /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The

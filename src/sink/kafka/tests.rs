@@ -33,6 +33,7 @@ fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
         id_headers: vec!["id".to_owned()],
         max_in_flight_bytes: 8 << 20,
         max_in_flight_events: 10_000,
+        cluster_id: None,
     }
 }
 
