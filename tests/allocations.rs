@@ -77,7 +77,7 @@ fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
         id_headers: vec!["id".to_owned()],
         max_in_flight_bytes: 64 << 20,
         max_in_flight_events: 100_000,
-        cluster_id: None,
+        ..KafkaConfig::default()
     };
     let setup = Setup {
         slot: "counted".parse().unwrap(),

@@ -15,7 +15,7 @@ use crate::config::model::KEYS;
 use crate::config::unit::{exact_duration, parse_duration, parse_seconds};
 use crate::config::{Config, Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
 use crate::error::{Errors, Result};
-use crate::sink::kafka::options::weakened;
+use crate::sink::kafka::options::{unencrypted, weakened};
 use crate::sink::kafka::properties::check_properties;
 
 #[derive(Debug, Args, Serialize)]
@@ -214,6 +214,13 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     }
     warnings.extend(config.source.database.weakness().map(|weakness| format!("Postgres: {weakness}")));
     warnings.extend(unverified(config));
+    let unencrypted = if config.sink == SinkKind::Kafka { unencrypted(&config.kafka) } else { Vec::new() };
+    if let Some(broker) = unencrypted.first() {
+        warnings.push(format!(
+            "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see security.protocol of the \
+             Kafka properties"
+        ));
+    }
     if let Some(address) = config.http.listen.filter(|address| !address.ip().is_loopback()) {
         warnings.push(format!("metrics and health are served on {address}, to whoever can reach it"));
     }

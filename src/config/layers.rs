@@ -239,6 +239,7 @@ impl Settings {
         Ok(KafkaConfig {
             properties: self.properties.iter().map(|(name, given)| (name.clone(), given.text.clone())).collect(),
             id_headers: outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect(),
+            timestamp_columns: outboxes.iter().filter_map(|outbox| outbox.route.timestamp.clone()).collect(),
             ..self.base.model.kafka.clone()
         })
     }

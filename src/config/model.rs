@@ -227,6 +227,9 @@ pub struct KafkaConfig {
     /// Names of the headers with an event's id. Errors name rows by them; the values of other headers are never shown.
     #[serde(skip)]
     pub id_headers: Vec<String>,
+    /// Columns with the time of records, for errors about one.
+    #[serde(skip)]
+    pub timestamp_columns: Vec<String>,
     /// The cluster that this process delivers to, once it is known: no producer counts an ack of another one.
     #[serde(skip)]
     pub cluster_id: Option<String>,

@@ -86,7 +86,7 @@ impl Broker {
             id_headers: Vec::new(),
             max_in_flight_bytes: 1,
             max_in_flight_events: 1,
-            cluster_id: None,
+            ..KafkaConfig::default()
         })
         .map(Options::impatient)
     }

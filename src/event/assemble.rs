@@ -14,7 +14,8 @@ use crate::template::ColumnType;
 /// How many column names a missing column's error lists.
 const LISTED_COLUMNS_MAX: usize = 50;
 
-/// Counts of messages of all published tables that are no events, without transactions that the position covers.
+/// Counts of messages of all published tables that are no events, without transactions that the position covers; and of
+/// events that it covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ignored {
     /// Updated rows, upserts that found a row among them. Debezium makes an event of an update of the primary key. Its
@@ -26,6 +27,8 @@ pub struct Ignored {
     pub truncates: u64,
     /// Messages of `pg_logical_emit_message` with another prefix, or outside of transactions.
     pub messages: u64,
+    /// Events that were delivered before, as the position says.
+    pub covered: u64,
 }
 
 /// Makes events of one replication session's messages, and drops those that were delivered before.
@@ -247,7 +250,10 @@ impl Assembler {
             Table::Other => return Ok(Step::Nothing),
         };
         let (committed_at_us, xid) = (open.committed_at_us, Some(open.xid));
-        let Some(place) = open.next() else { return Ok(Step::Nothing) };
+        let Some(place) = open.next() else {
+            self.ignored.covered += 1;
+            return Ok(Step::Nothing);
+        };
         let mapping = mapping.map_err(|column| self.column_missing(place, outbox, column, oid))?;
         if insert.tuple.len() != mapping.columns() {
             let seen = Seen { wal_start, transaction: Some((place.commit_lsn, place.index)) };
@@ -273,7 +279,10 @@ impl Assembler {
             return Err(self.outside(wal_start, "a transactional message"));
         };
         let (committed_at_us, xid) = (open.committed_at_us, Some(open.xid));
-        let Some(place) = open.next() else { return Ok(Step::Nothing) };
+        let Some(place) = open.next() else {
+            self.ignored.covered += 1;
+            return Ok(Step::Nothing);
+        };
         let id = || message.lsn.to_string();
         let content = Content::new(&config.columns, message)
             .map_err(|(column, fault)| self.unfit(place, outbox, Some(id().as_bytes()), column, fault))?;
@@ -461,7 +470,7 @@ mod tests {
         for message in [row("7"), wire::delete(OUTBOX, &[]), wire::commit(100, 130, 9)] {
             assert_eq!(feed(&mut assembler, &message), Ok(Step::Nothing));
         }
-        assert_eq!(assembler.ignored(), Ignored::default());
+        assert_eq!(assembler.ignored(), Ignored { covered: 1, ..Ignored::default() });
         let begun = Step::Begin { commit_lsn: Lsn::new(130), xid: 2 };
         assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(begun));
         assert!(matches!(feed(&mut assembler, &row("8")), Ok(Step::Event(_))), "the description still holds");
@@ -643,7 +652,7 @@ mod tests {
         let what = protocol_fault(&mut assembler, &wire::logical_message(0x40, "shop", b"{}"));
         assert_eq!(what, "a transactional message outside a transaction");
         assembler.resume_at(Position::default());
-        let ignored = Ignored { updates: 1, deletes: 2, truncates: 1, messages: 3 };
+        let ignored = Ignored { updates: 1, deletes: 2, truncates: 1, messages: 3, covered: 0 };
         assert_eq!(assembler.ignored(), ignored, "a reconnect does not reset a counter");
     }
 

@@ -122,6 +122,8 @@ struct Statistics {
     sent_before: Lsn,
     unsent: Option<Unsent>,
     oldest: OldestTransaction,
+    /// Whether the log tells that the stored position is ahead of the slot.
+    told_covered: bool,
 }
 
 /// The end of the server's WAL at a measurement, from which on something had not arrived.
@@ -557,6 +559,13 @@ impl ReplicationLoop<'_> {
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(before.truncates));
         metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(before.messages));
+        let covered = ignored.covered.saturating_sub(before.covered);
+        metrics.covered_events.inc_by(covered);
+        if covered > 0 && !std::mem::replace(&mut statistics.told_covered, true) {
+            let position = self.session.start.identity.position;
+            tracing::info!(event = "events_covered", slot = %self.shared.process.config.source.slot, %position,
+                "the slot sends events from before the stored position, which counts them as delivered: they are not published");
+        }
         let received = self.session.stream.wal.received();
         metrics.received_lsn.set(received);
         metrics.server_wal_end_lsn.set(statistics.server_wal_end);

@@ -246,7 +246,10 @@ impl<'a> SharedLoop<'a> {
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
-        metrics.intake_closed(publisher.intake_closed());
+        let throttle = publisher.sink.throttle();
+        metrics.broker_throttle_seconds.set(throttle.unwrap_or_default().as_secs_f64());
+        metrics.partition_changes.inc_by(publisher.sink.take_partition_changes());
+        metrics.intake_closed(publisher.intake_closed().map(|why| why.of_quota(throttle.is_some())));
         metrics.broker_round_trip_seconds.set(publisher.sink.round_trip().map(|time| time.as_secs_f64()));
         if telemetry.flows.receiver_count() > 0 && self.next_flows <= now {
             self.next_flows = now + FLOWS_INTERVAL;

@@ -231,7 +231,7 @@ mod tests {
             id_headers: Vec::new(),
             max_in_flight_bytes: 1_000,
             max_in_flight_events: 10,
-            cluster_id: None,
+            ..KafkaConfig::default()
         };
         let mut sink = AnySink::from(KafkaSink::connect(&config).unwrap());
         sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();

@@ -24,7 +24,7 @@ use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::relay::{drain, replication, table};
-use crate::sink::AnySink;
+use crate::sink::{AnySink, unless_there};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
 use crate::state::ServerIdentity;
@@ -116,6 +116,7 @@ impl Relay {
                 }
             }
             if stop.asked() == Stop::No {
+                error = unless_there(error, &self.config.kafka).await;
                 let quarantine = self.producer.newest_quarantine();
                 let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {

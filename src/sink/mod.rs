@@ -15,6 +15,7 @@ pub(crate) use kafka::options::reduce_batches;
 pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
 pub(crate) use kafka::topic_reader::RECORDS_MAX as READ_BACK_RECORDS_MAX;
+pub(crate) use kafka::unless_there;
 pub use stdout::StdoutSink;
 pub(crate) use stdout::{json_of, printed};
 
@@ -167,6 +168,16 @@ impl AnySink {
     /// The average time that the slowest broker took to answer requests of late, where librdkafka reports it.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.kafka()?.round_trip()
+    }
+
+    /// The average time for which a broker made requests wait for a quota of late, where one did.
+    pub(crate) fn throttle(&self) -> Option<Duration> {
+        self.kafka()?.throttle()
+    }
+
+    /// How often a topic got another number of partitions since this was asked last.
+    pub(crate) fn take_partition_changes(&self) -> u64 {
+        self.kafka().map_or(0, KafkaSink::take_partition_changes)
     }
 
     /// Asks which of `topics` are not there. Creates none.

@@ -377,7 +377,7 @@ mod tests {
             properties: BTreeMap::new(),
             max_in_flight_bytes: 1 << 20,
             max_in_flight_events: 100,
-            cluster_id: None,
+            ..KafkaConfig::default()
         };
         let (topic, key) = (TOPIC.to_owned(), "orders".to_owned());
         let state = StateConfig { store: StoreKind::Kafka, topic, key, adopt_slot: false };

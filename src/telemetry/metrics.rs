@@ -111,6 +111,7 @@ metrics! {
     pub(crate) dropped_events: Counter = plain, "Parked events that an operator dropped";
     pub(crate) waiting_again_events: Counter = plain, "Rows that came again while their events are parked";
     pub(crate) delivered_before_events: Counter = plain, "Events that their topics already had";
+    pub(crate) covered_events: Counter = plain, "Events that the stored position covers";
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
     pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as kafka.max_in_flight_bytes counts them";
@@ -143,6 +144,8 @@ metrics! {
     pub(crate) cleaned_up_rows: Counter = plain, "Old rows that were deleted";
     clean_up_success_timestamp_seconds: OptionalGauge = plain, "When a clean-up last ended well, or the first one was due";
     pub(crate) broker_round_trip_seconds: OptionalGauge = plain, "Average time from a request to a broker to its answer";
+    pub(crate) broker_throttle_seconds: Gauge<f64, AtomicU64> = plain, "Average time that a broker made requests wait for a quota";
+    pub(crate) partition_changes: Counter = plain, "Times a topic got another number of partitions";
 }
 
 /// The state of a slot at one moment, as `sql/status.sql` shows it; none where a value is not known.
@@ -486,6 +489,7 @@ impl Metrics {
         self.stored_lsn.set(Lsn::default());
         self.clean_up_success_timestamp_seconds.set(None);
         self.broker_round_trip_seconds.set(None);
+        self.broker_throttle_seconds.set(0.0);
     }
 
     /// The relay deletes old rows from now on. An age without a clean-up counts from here.

@@ -71,6 +71,9 @@ pub enum IntakeClosed {
     /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
     #[value(help = "kafka.max_in_flight_bytes is reached")]
     InFlightBytes,
+    /// One of the two limits is reached, and a broker makes this client wait for its quota.
+    #[value(help = "the quota of this client in Kafka is used up")]
+    Throttled,
     /// As many delivered events as may be in flight are still to be marked, deleted or parked.
     #[value(help = "the relay marks, deletes or parks rows first")]
     WriteBack,
@@ -86,6 +89,12 @@ impl IntakeClosed {
     /// The sample of `/metrics` that is 1 while this is the reason.
     pub(crate) fn sample(self) -> String {
         format!("walrelay_intake_closed{{reason=\"{}\"}}", name_of(&self))
+    }
+
+    /// The reason where a broker throttles this client, or does not: then the limits are reached because of that.
+    pub(crate) fn of_quota(self, is_throttled: bool) -> IntakeClosed {
+        let is_limit = matches!(self, IntakeClosed::InFlightEvents | IntakeClosed::InFlightBytes);
+        if is_limit && is_throttled { IntakeClosed::Throttled } else { self }
     }
 
     /// The reason for people.

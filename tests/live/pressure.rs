@@ -66,6 +66,26 @@ fn a_broker_frozen_beyond_wal_sender_timeout_ends_no_connection() {
     assert_eq!(world.walsender(), walsender, "the connection outlived it all");
 }
 
+#[test]
+fn a_broker_that_throttles_the_relay_is_not_away() {
+    let world = World::new();
+    Kafka::shared().limit_writing(&world.name, 4_000.0);
+    let file = format!(
+        "[kafka]\nmax_in_flight_bytes = \"128KiB\"\n[kafka.properties]\nclient.id = \"{}\"\nstatistics.interval.ms = 5000\n",
+        world.name
+    );
+    let mut relay = world.run().config_file(&file).start();
+    relay.wait_ready();
+    world.sql().run(&format!("select emit('{}', 'a', 4000) from generate_series(1, 100)", world.kind(0)));
+    let throttled = || relay.metric("walrelay_intake_closed{reason=\"throttled\"}");
+    eventually("the quota is the reason", ARRIVAL, throttled, |throttled| *throttled == Some(1.0));
+    // Longer than it takes to ask a silent broker, and to get no answer.
+    throughout("the relay is ready", Duration::from_secs(9), || relay.is_ready());
+    assert!(relay.metric("walrelay_broker_throttle_seconds") > Some(0.0));
+    let log = relay.log();
+    assert!(log.contains("kafka_throttled") && !log.contains("kafka_disconnected"), "{log}");
+}
+
 /// A broker that is fenced and back may name no broker at all, and librdkafka then forgets the only one it had
 /// (confluentinc/librdkafka#5301). The relay names the broker to librdkafka again.
 #[test]

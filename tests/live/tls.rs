@@ -231,6 +231,50 @@ fn kafka_over_tls_requires_the_client_certificate() {
 }
 
 #[test]
+fn certificates_that_were_replaced_on_disk_are_used_at_the_next_connection() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let install = |name: &str| {
+        let authority = Authority::new(name);
+        let (server, client) = (authority.certify("kafka", &LOOPBACK), authority.certify("relay", &[]));
+        let files = [
+            (authority.root(), "root.crt"),
+            (&server.keystore, "server.pem"),
+            (&client.certificate, "client.crt"),
+            (&client.key, "client.key"),
+        ];
+        for (from, to) in files {
+            std::fs::copy(from, path(to)).expect("a certificate is installed");
+        }
+    };
+    install("first");
+    let settings = vec![
+        ("ssl.keystore.type", "PEM".to_owned()),
+        ("ssl.keystore.location", path("server.pem")),
+        ("ssl.truststore.type", "PEM".to_owned()),
+        ("ssl.truststore.location", path("root.crt")),
+        ("ssl.client.auth", "required".to_owned()),
+    ];
+    let kafka = Kafka::secured(&[Listener { name: BY_CERTIFICATE, protocol: "SSL", settings }]);
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    let files = [("ca", "root.crt"), ("certificate", "client.crt"), ("key", "client.key")];
+    let files: String = files.map(|(kind, file)| format!("ssl.{kind}.location = {:?}\n", path(file))).concat();
+    let relay = world.run().option("--brokers", &kafka.brokers_of(BY_CERTIFICATE));
+    let mut relay = relay.config_file(&format!("[kafka.properties]\nsecurity.protocol = \"ssl\"\n{files}")).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "before");
+    world.wait_confirmed(ARRIVAL);
+
+    install("second");
+    kafka.kill_hard();
+    kafka.start();
+    world.emit(&world.sql(), "after");
+    eventually("the event arrives", ARRIVAL, || world.delivered(), |records| *records == 2);
+    assert!(relay.log().contains("has changed"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
 fn an_untrusted_kafka_certificate_ends_with_31() {
     let world = world();
     let properties = [("security.protocol", "SSL"), ("ssl.ca.location", shown(certificates().trusted.root()))];

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use super::Report;
-use super::postgres::Seen;
+use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, shell_word};
+use crate::clock::now_us;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, KafkaConfig, OnError, ReadTails, SinkKind, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::relay::no_dead_letters;
 use crate::secret::Secret;
 use crate::sink::KafkaSink;
-use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic};
+use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic, takes_no_time};
 use crate::sink::kafka::faults::may_not_read;
 use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
@@ -76,8 +77,9 @@ async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Repor
         match found {
             Topic::Exists(found) => {
                 exists(config, found, purpose, name, report);
-                if let Some(Some((bytes, row))) = seen.topics.get(name) {
-                    record_size(config, found, name, *bytes, row, report);
+                if let Some(Some(largest)) = seen.topics.get(name) {
+                    record_size(config, found, name, largest, report);
+                    record_time(config, found, name, largest, report);
                 }
             }
             Topic::Missing(creation) => missing(cluster.creates_topics, creation, purpose, name, report),
@@ -169,6 +171,17 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
             format!("kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {name} {setting}");
         report.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
     }
+    if let [first, ..] = found.unsafe_settings.as_slice() {
+        let text = format!("{}: an acked record can be lost with one broker", found.unsafe_settings.join(", "));
+        let safer = match first.split_once('=') {
+            Some(("min.insync.replicas", _)) => "min.insync.replicas=2",
+            Some(("write.caching", _)) => "write.caching=false",
+            _ => "unclean.leader.election.enable=false",
+        };
+        let alter = format!("--alter --entity-type topics --entity-name {name} --add-config {safer}");
+        let fix = format!("kafka-configs --bootstrap-server … {alter}");
+        report.warning("topic-safety", name, text, Some(fix.into()));
+    }
     match (found.may_write, found.may_read) {
         (true, false) if of == Purpose::Position => report.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
         (false, _) => report.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
@@ -181,8 +194,10 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
 }
 
 /// The largest record, of this row, against the limits of librdkafka and of the topic.
-fn record_size(config: &Config, found: &Description, name: &str, bytes: usize, row: &str, report: &mut Report<'_>) {
+fn record_size(config: &Config, found: &Description, name: &str, largest: &Largest, report: &mut Report<'_>) {
     const CHECK: &str = "record-size";
+    let Largest { bytes, row, .. } = largest;
+    let bytes = *bytes;
     let limit = found.message_max_bytes.map(|limit| human_bytes(limit as u64));
     let limit = limit.as_deref().unwrap_or("a limit that this user may not see (DescribeConfigs)");
     let fits = format!("the largest has {}, of {limit}", human_bytes(bytes as u64));
@@ -195,6 +210,21 @@ fn record_size(config: &Config, found: &Description, name: &str, bytes: usize, r
         }
         judged => report.judged(CHECK, name, judged, &fits),
     }
+}
+
+/// The time of the same record, where a column says it, against the times that the topic takes.
+fn record_time(config: &Config, found: &Description, name: &str, largest: &Largest, report: &mut Report<'_>) {
+    const CHECK: &str = "record-time";
+    let Some(time_ms) = largest.time_ms else { return };
+    let now_ms = now_us() / 1_000;
+    if !found.times.take(time_ms, now_ms) {
+        let error = takes_no_time(name, time_ms, &config.kafka).of_row(&largest.row);
+        // An old row may have been published when it was new.
+        return if time_ms > now_ms { report.wrong(CHECK, name, &error) } else { report.risk(CHECK, name, &error) };
+    }
+    let is_expired = found.times.is_expired(time_ms, now_ms);
+    let expires = if is_expired { "; it is older than retention.ms: Kafka deletes such a record soon" } else { "" };
+    report.ok(CHECK, name, format!("the topic takes the time of row {}{expires}", largest.row));
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::sql::SqlSession;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
+use crate::route::Record;
 use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{Facts, Finding, Slot, inspect, judge_server, survey};
 use crate::source::row_key;
@@ -32,9 +33,19 @@ const TOPICS_MAX: usize = 100;
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) system_identifier: Option<String>,
-    /// Topics of events, with the size of the largest record that was seen and the id of its row.
-    pub(super) topics: BTreeMap<String, Option<(usize, String)>>,
+    /// Topics of events, with the largest record that was seen.
+    pub(super) topics: BTreeMap<String, Option<Largest>>,
     pub(super) place: Option<Place>,
+}
+
+/// The largest record for a topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Largest {
+    pub(super) bytes: usize,
+    /// The id of its row.
+    pub(super) row: String,
+    /// Its time, where a column says it.
+    pub(super) time_ms: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -209,10 +220,14 @@ async fn rows(report: &mut Report<'_>, session: &SqlSession, sampled: &Sampled<'
     let mut routed = Ok(());
     for row in &values {
         let id = row.first().cloned().flatten().unwrap_or_default();
-        match sampled.routed(row, |record| (record.topic.to_owned(), record_bytes(record))) {
-            Ok((topic, bytes)) => {
+        let largest = |record: &Record<'_>| {
+            let found = Largest { bytes: record_bytes(record), row: id, time_ms: record.timestamp_ms };
+            (record.topic.to_owned(), found)
+        };
+        match sampled.routed(row, largest) {
+            Ok((topic, found)) => {
                 let largest = seen.topics.entry(topic).or_default();
-                *largest = largest.take().max(Some((bytes, id)));
+                *largest = largest.take().max(Some(found));
             }
             Err(error) => routed = Err(error),
         }

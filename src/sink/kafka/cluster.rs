@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use rdkafka::admin::{ConfigResource, ResourceSpecifier};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::util::get_rdkafka_version;
 
 use super::faults::{self, Subject};
-use super::native::{Answer, Described, describe};
+use super::native::{Answer, Described, Resource, Settings, describe};
 use super::options::Options;
 use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
@@ -50,6 +49,46 @@ pub(crate) struct Description {
     pub in_sync_min: Option<usize>,
     /// `cleanup.policy`, likewise.
     pub cleanup_policy: Option<String>,
+    /// Settings with which acked records can be lost, each as `NAME=VALUE`, likewise.
+    pub unsafe_settings: Vec<String>,
+    pub times: TimeLimits,
+}
+
+/// The times of records that a topic takes, as far as this client may see its settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TimeLimits {
+    /// `message.timestamp.after.max.ms` and `message.timestamp.before.max.ms`. None where the brokers set the time.
+    pub after_max_ms: Option<i64>,
+    pub before_max_ms: Option<i64>,
+    /// `retention.ms`, where it is limited and the topic deletes.
+    pub retention_ms: Option<i64>,
+}
+
+impl TimeLimits {
+    fn of(setting: impl Fn(&str) -> Option<String>) -> TimeLimits {
+        let limit = |name| setting(name)?.parse().ok().filter(|limit| *limit >= 0 && *limit < i64::MAX);
+        if setting("message.timestamp.type").as_deref() == Some("LogAppendTime") {
+            return TimeLimits::default();
+        }
+        let deletes = setting("cleanup.policy").is_some_and(|policy| policy.contains("delete"));
+        TimeLimits {
+            after_max_ms: limit("message.timestamp.after.max.ms"),
+            before_max_ms: limit("message.timestamp.before.max.ms"),
+            retention_ms: limit("retention.ms").filter(|_| deletes),
+        }
+    }
+
+    /// Whether a record of this time is taken now.
+    pub(crate) fn take(&self, time_ms: i64, now_ms: i64) -> bool {
+        let age_ms = now_ms.saturating_sub(time_ms);
+        self.after_max_ms.is_none_or(|max| age_ms >= max.saturating_neg())
+            && self.before_max_ms.is_none_or(|max| age_ms <= max)
+    }
+
+    /// Whether a record of this time is older than what the topic keeps.
+    pub(crate) fn is_expired(&self, time_ms: i64, now_ms: i64) -> bool {
+        self.retention_ms.is_some_and(|kept| now_ms.saturating_sub(time_ms) > kept)
+    }
 }
 
 impl Cluster {
@@ -67,13 +106,13 @@ impl Cluster {
         let missing = topics.iter().zip(&described).filter(|(_, answer)| is_missing(answer));
         let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
         let mut creations = admin.may_create(&missing).into_iter();
-        let mut asked = vec![ResourceSpecifier::Broker(broker)];
-        asked.extend(topics.iter().map(|topic| ResourceSpecifier::Topic(topic)));
+        let mut asked = vec![Resource::Broker(broker)];
+        asked.extend(topics.iter().map(|topic| Resource::Topic(topic)));
         let settings = admin.settings(&asked, Some(broker));
         let (settings, why) = settings.map_or_else(|why| (Vec::new(), why), |all| (all, HIDDEN.to_owned()));
         let mut settings = settings.iter();
-        let of_broker = settings.next().filter(|settings| !settings.entries.is_empty());
-        let of = |name| value(of_broker?, name);
+        let of_broker = settings.next().filter(|settings| !settings.is_empty());
+        let of = |name: &str| of_broker?.get(name).cloned();
         // Brokers have this setting up to 3.9.
         let of_brokers = of("inter.broker.protocol.version").unwrap_or_else(|| match of_broker {
             Some(_) => "4.0 or newer".to_owned(),
@@ -112,8 +151,8 @@ fn is_missing(answer: &Answer) -> bool {
 }
 
 impl Description {
-    fn of(described: &Described, settings: Option<&ConfigResource>) -> Description {
-        let of = |name| value(settings?, name);
+    fn of(described: &Described, settings: Option<&Settings>) -> Description {
+        let of = |name: &str| settings?.get(name).cloned();
         let Described { partitions, leaderless, replicas, may_read, may_write } = *described;
         Description {
             partitions,
@@ -124,6 +163,8 @@ impl Description {
             message_max_bytes: of("max.message.bytes").and_then(|value| value.parse().ok()),
             in_sync_min: of("min.insync.replicas").and_then(|value| value.parse().ok()),
             cleanup_policy: of("cleanup.policy"),
+            unsafe_settings: unsafe_settings(of, replicas),
+            times: TimeLimits::of(of),
         }
     }
 
@@ -134,6 +175,24 @@ impl Description {
         let error = faults::explain(RDKafkaErrorCode::MessageSizeTooLarge, subject);
         Err(error.because(format_args!("max.message.bytes is {limit}")))
     }
+}
+
+/// Settings with which records can be lost that all replicas in sync had acked.
+fn unsafe_settings(setting: impl Fn(&str) -> Option<String>, replicas: usize) -> Vec<String> {
+    // `write.caching` is one of Redpanda: brokers ack what no disk has.
+    let risks = [("unclean.leader.election.enable", "true"), ("write.caching", "true"), ("min.insync.replicas", "1")];
+    let is_set = |(name, value): &(&str, &str)| {
+        let matters = *name == "write.caching" || replicas > 1;
+        matters && setting(name).is_some_and(|given| given == *value)
+    };
+    risks.into_iter().filter(is_set).map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+/// The error for a record of this time, which a topic does not take.
+pub(crate) fn takes_no_time(topic: &str, time_ms: i64, config: &KafkaConfig) -> Error {
+    let columns = config.timestamp_columns.join(" or ");
+    let subject = Subject { time_ms: Some(time_ms), timestamp_columns: &columns, ..of_topic(topic) };
+    faults::explain(RDKafkaErrorCode::InvalidTimestamp, subject)
 }
 
 pub(crate) fn no_topic(topic: &str) -> Error {
@@ -149,6 +208,46 @@ fn of_topic(topic: &str) -> Subject<'_> {
     Subject { topic: Some(topic), alone: true, ..Subject::default() }
 }
 
-fn value(settings: &ConfigResource, name: &str) -> Option<String> {
-    settings.get(name)?.value.clone()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings<'s>(given: &'s [(&'s str, &'s str)]) -> impl Fn(&str) -> Option<String> + Copy + 's {
+        |name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn a_setting_is_unsafe_where_there_are_replicas_to_lose_records_with() {
+        let given = [
+            ("unclean.leader.election.enable", "true"),
+            ("min.insync.replicas", "1"),
+            ("write.caching", "true"),
+            ("retention.ms", "1"),
+        ];
+        let of = settings(&given);
+        let all = ["unclean.leader.election.enable=true", "write.caching=true", "min.insync.replicas=1"];
+        assert_eq!(unsafe_settings(of, 3), all);
+        assert_eq!(unsafe_settings(of, 1), ["write.caching=true"]);
+        let safe = [("unclean.leader.election.enable", "false"), ("min.insync.replicas", "2")];
+        assert!(unsafe_settings(settings(&safe), 3).is_empty());
+    }
+
+    #[test]
+    fn a_topic_takes_times_within_its_limits_and_any_time_where_brokers_set_it() {
+        let given = [
+            ("message.timestamp.after.max.ms", "100"),
+            ("message.timestamp.before.max.ms", "1000"),
+            ("retention.ms", "500"),
+            ("cleanup.policy", "delete"),
+        ];
+        let limits = TimeLimits::of(settings(&given));
+        let taken = [9_000, 9_001, 10_000, 10_100].map(|time| limits.take(time, 10_000));
+        assert!(taken.iter().all(|taken| *taken), "{taken:?}");
+        assert!(!limits.take(10_101, 10_000) && !limits.take(8_999, 10_000));
+        assert!(limits.is_expired(9_499, 10_000) && !limits.is_expired(9_500, 10_000));
+        let by_brokers = [&given[..], &[("message.timestamp.type", "LogAppendTime")]].concat();
+        assert_eq!(TimeLimits::of(settings(&by_brokers)), TimeLimits::default());
+        let unlimited = [("message.timestamp.before.max.ms", "9223372036854775807"), ("retention.ms", "-1")];
+        assert_eq!(TimeLimits::of(settings(&unlimited)), TimeLimits::default());
+    }
 }

@@ -162,8 +162,8 @@ impl Tracker {
             if is_known {
                 return false;
             }
-            // The end of the relay tells of another cluster.
-            if error.kind() != Kind::PositionMismatch {
+            // Of another cluster, and of changed files, the end of the session tells.
+            if error.kind() == Kind::KafkaRefused {
                 tracing::error!(event = "kafka_refused", %error, fix = error.what_to_do(), "Kafka refuses us");
             }
             *state = Connection::Refused(error);
@@ -192,9 +192,9 @@ impl Tracker {
     }
 }
 
-/// Whether no answer ends this refusal: another cluster has answered.
+/// Whether no answer ends this refusal: another cluster has answered, or the producer has to be replaced.
 fn is_final(state: &Connection) -> bool {
-    matches!(state, Connection::Refused(error) if error.kind() == Kind::PositionMismatch)
+    matches!(state, Connection::Refused(error) if error.kind() != Kind::KafkaRefused)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rdkafka::client::ClientContext;
@@ -44,6 +44,7 @@ pub(super) struct Failure {
     pub(super) record_bytes: usize,
     /// The event's id, where the record has it in a header.
     pub(super) label: Option<Shown>,
+    pub(super) time_ms: Option<i64>,
 }
 
 /// Delivery reports that the sink has not taken yet.
@@ -71,6 +72,41 @@ pub(super) enum Life {
     Closing,
 }
 
+/// Of the last interval of statistics.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// The average time that the slowest broker took to answer; 0 if unknown.
+    pub(super) round_trip_us: AtomicU64,
+    throttle: Mutex<Option<Throttle>>,
+}
+
+/// A broker that makes this client wait for its quota.
+#[derive(Debug, Clone, Copy)]
+struct Throttle {
+    /// The average time for which it does.
+    time: Duration,
+    /// The end of it. A broker tells before it waits, and one interval may bring nothing but the wait.
+    until: Instant,
+}
+
+impl Pace {
+    pub(super) fn throttle(&self) -> Option<Duration> {
+        self.throttle.lock().map(|throttle| throttle.time)
+    }
+
+    /// Takes the average of an interval, 0 where nothing was throttled. Says whether the client is throttled from now on.
+    fn throttled(&self, time: Duration, now: Instant) -> bool {
+        let mut throttle = self.throttle.lock();
+        let was_throttled = throttle.is_some();
+        if !time.is_zero() {
+            *throttle = Some(Throttle { time, until: now + time });
+        } else if throttle.is_some_and(|throttle| throttle.until <= now) {
+            *throttle = None;
+        }
+        throttle.is_some() && !was_throttled
+    }
+}
+
 /// Shared between the sink and the polling threads.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -89,8 +125,7 @@ pub(super) struct Shared {
     pub(super) reported: AtomicBool,
     /// Asks the probe whether a broker still answers.
     pub(super) suspicion: Notify,
-    /// The average time that the slowest broker took to answer, in the last interval of statistics; 0 if unknown.
-    pub(super) round_trip_us: AtomicU64,
+    pub(super) pace: Pace,
     /// The first topic a record was sent to.
     pub(super) topic: OnceLock<String>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
@@ -111,7 +146,7 @@ impl Shared {
             outstanding: AtomicUsize::new(0),
             reported: AtomicBool::new(false),
             suspicion: Notify::new(),
-            round_trip_us: AtomicU64::new(0),
+            pace: Pace::default(),
             topic: OnceLock::new(),
             awaited: Mutex::default(),
             next_awaited: AtomicUsize::new(0),
@@ -184,6 +219,21 @@ impl Context {
         Context { is_apart: true, ..Context::new(shared, options) }
     }
 
+    /// Brokers refuse this client. Where files of the properties were replaced since it was made, a new one is made of them.
+    fn refused(&self, refusal: Error) {
+        let refusal = if self.options.files.have_changed() { outdated() } else { refusal };
+        self.shared.tracker.refused(refusal);
+    }
+
+    /// No broker answers. Where files of the properties were replaced, a broker may have closed the connection for that.
+    pub(super) fn is_down(&self, cause: String) {
+        if self.options.files.have_changed() {
+            self.shared.tracker.refused(outdated());
+        } else {
+            self.shared.tracker.down(cause);
+        }
+    }
+
     /// Why librdkafka did not take `record` after it was enqueued.
     pub(super) fn failure(&self, record: &Record<'_>, ticket: Ticket, error: &KafkaError) -> Failure {
         Failure {
@@ -193,6 +243,7 @@ impl Context {
             partition: record.partition.unwrap_or(-1),
             record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
             label: record.headers.first().and_then(|(name, value)| self.label(name, *value)),
+            time_ms: record.timestamp_ms,
         }
     }
 
@@ -240,6 +291,7 @@ impl ProducerContext<KeyPartitioner> for Context {
                 partition: message.partition(),
                 record_bytes,
                 label: id.and_then(|header| self.label(header.key, header.value)),
+                time_ms: message.timestamp().to_millis(),
             };
             if self.is_apart && faults::kind(failure.code).disposition() == Disposition::GiveUp {
                 reports.refused.push(failure);
@@ -280,7 +332,20 @@ impl ClientContext for Context {
 
     fn stats_raw(&self, statistics: &[u8]) {
         tracing::trace!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
-        self.shared.round_trip_us.store(slowest_round_trip(statistics).unwrap_or_default(), Ordering::Relaxed);
+        let Ok(Statistics { brokers }) = serde_json::from_slice(statistics) else { return };
+        let pace = &self.shared.pace;
+        pace.round_trip_us.store(longest(&brokers, |broker| broker.rtt), Ordering::Relaxed);
+        let throttle_ms = longest(&brokers, |broker| broker.throttle);
+        if pace.throttled(Duration::from_millis(throttle_ms), Instant::now()) && !self.options.quiet {
+            let fix = "raise the quota of this user or client: kafka-configs --bootstrap-server … --describe --entity-type users \
+                       --entity-type clients";
+            tracing::warn!(
+                event = "kafka_throttled",
+                throttle_ms,
+                fix,
+                "Kafka slows down this client: its quota is used up"
+            );
+        }
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -289,11 +354,11 @@ impl ClientContext for Context {
         }
         let reason = self.options.redactor.clean(reason);
         if let Some(refusal) = faults::certificate_refusal(&reason) {
-            return self.shared.tracker.refused(refusal);
+            return self.refused(refusal);
         }
         let code = code(&error);
         if refuses_connection(code) {
-            return self.shared.tracker.refused(faults::explain(code, Subject::default()).because(reason));
+            return self.refused(faults::explain(code, Subject::default()).because(reason));
         }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
@@ -303,6 +368,13 @@ impl ClientContext for Context {
     }
 }
 
+/// The error of a producer whose files were replaced: the next one reads them.
+fn outdated() -> Error {
+    let cause =
+        "Kafka does not answer, and a file that the Kafka properties name has changed: making a producer with it";
+    Error::new(Kind::KafkaUnreachable, cause)
+}
+
 #[derive(Deserialize)]
 struct Statistics {
     brokers: HashMap<String, BrokerStatistics>,
@@ -310,20 +382,21 @@ struct Statistics {
 
 #[derive(Deserialize)]
 struct BrokerStatistics {
-    rtt: RoundTrips,
+    /// Times from requests to their answers, in microseconds.
+    rtt: Window,
+    /// Times for which requests had to wait for a quota, in milliseconds.
+    throttle: Window,
 }
 
-/// Times in microseconds.
-#[derive(Deserialize)]
-struct RoundTrips {
+#[derive(Deserialize, Clone, Copy)]
+struct Window {
     avg: u64,
     cnt: u64,
 }
 
-/// The average time in microseconds that the slowest broker took to answer; none without an answer in this interval.
-fn slowest_round_trip(statistics: &[u8]) -> Option<u64> {
-    let Statistics { brokers } = serde_json::from_slice(statistics).ok()?;
-    brokers.into_values().filter(|broker| broker.rtt.cnt > 0).map(|broker| broker.rtt.avg).max()
+/// The longest average time of a broker; 0 where there was nothing to measure in this interval.
+fn longest(brokers: &HashMap<String, BrokerStatistics>, of: impl Fn(&BrokerStatistics) -> Window) -> u64 {
+    brokers.values().map(of).filter(|window| window.cnt > 0).map(|window| window.avg).max().unwrap_or_default()
 }
 
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
@@ -487,15 +560,35 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_that_of_the_slowest_broker_that_answered() {
-        let broker = |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": {"min": 1, "avg": avg, "cnt": cnt}});
-        let of = |brokers| slowest_round_trip(serde_json::json!({"brokers": brokers, "ts": 1}).to_string().as_bytes());
+    fn a_client_is_throttled_until_an_interval_without_it_after_its_end() {
+        let (pace, start) = (Pace::default(), Instant::now());
+        let told = |after_s, time_s| {
+            let begins = pace.throttled(Duration::from_secs(time_s), start + Duration::from_secs(after_s));
+            (begins, pace.throttle().map(|time| time.as_secs()))
+        };
+        assert_eq!(told(0, 0), (false, None));
+        assert_eq!(told(30, 50), (true, Some(50)));
+        assert_eq!(told(60, 0), (false, Some(50)), "it still waits");
+        assert_eq!(told(90, 0), (false, None));
+        assert_eq!(told(120, 1), (true, Some(1)));
+        assert_eq!(told(150, 2), (false, Some(2)));
+    }
+
+    #[test]
+    fn round_trip_and_throttle_are_those_of_the_slowest_broker_that_was_measured() {
+        let window = |avg, cnt| serde_json::json!({"min": 1, "avg": avg, "cnt": cnt});
+        let broker =
+            |avg, cnt| serde_json::json!({"nodeid": 1, "rtt": window(avg, cnt), "throttle": window(avg / 100, cnt)});
+        let of = |brokers| {
+            let statistics = serde_json::json!({"brokers": brokers, "ts": 1}).to_string();
+            let Statistics { brokers } = serde_json::from_str(&statistics).unwrap();
+            [longest(&brokers, |broker| broker.rtt), longest(&brokers, |broker| broker.throttle)]
+        };
         assert_eq!(
             of(serde_json::json!({"a": broker(700, 2), "b": broker(1200, 1), "c": broker(9000, 0)})),
-            Some(1200)
+            [1200, 12]
         );
-        assert_eq!(of(serde_json::json!({"a": broker(700, 0)})), None);
-        assert_eq!(slowest_round_trip(b"no json"), None);
+        assert_eq!(of(serde_json::json!({"a": broker(700, 0)})), [0, 0]);
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub(crate) struct Subject<'a> {
     /// Whether the record was sent without others, so that the code is about this one.
     pub(crate) alone: bool,
     pub(crate) transactional_id: Option<&'a str>,
+    /// The record's time, in milliseconds since the Unix epoch.
+    pub(crate) time_ms: Option<i64>,
+    /// Columns that the times of records are from; empty where they are the times of production.
+    pub(crate) timestamp_columns: &'a str,
 }
 
 impl<'a> Subject<'a> {
@@ -40,6 +44,14 @@ pub(crate) const REACH: &str = "check that the brokers run, that `brokers` and t
 /// Stands for `{or_another}` unless the record was sent without others.
 const OR_ANOTHER: &str = " (this one, or one sent together with it)";
 
+/// How the error of a topic begins that no broker knows, as far as librdkafka was told.
+const NO_TOPIC: &str = "the topic does not exist";
+
+/// Whether `error` says that its topic does not exist.
+pub(crate) fn is_of_missing_topic(error: &Error) -> bool {
+    error.kind() == Kind::TopicRefused && error.cause().starts_with(NO_TOPIC)
+}
+
 /// A code that is not listed counts as a fault that a new producer may repair: another attempt loses nothing.
 const FAULTS: &[Fault] = &[
     Fault {
@@ -49,10 +61,18 @@ const FAULTS: &[Fault] = &[
         remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the outbox with a CHECK",
     },
     Fault {
-        codes: &[InvalidMessage, InvalidRecord, InvalidTimestamp],
+        codes: &[InvalidMessage, InvalidRecord],
         kind: Kind::Record,
         what: "the broker found the record invalid{or_another}",
         remedy: "the broker's log says why; a compacted topic takes no record without a key",
+    },
+    Fault {
+        codes: &[InvalidTimestamp],
+        kind: Kind::Record,
+        what: "the topic takes no record of this time{or_another}",
+        remedy: "the time is that of {timestamp}: correct it, or change what the topic takes: kafka-configs \
+                 --bootstrap-server … --alter --entity-type topics --entity-name {topic} --add-config \
+                 message.timestamp.after.max.ms=… (for times that are ahead) or message.timestamp.before.max.ms=… (for old ones)",
     },
     Fault {
         codes: &[TopicAuthorizationFailed],
@@ -89,8 +109,9 @@ const FAULTS: &[Fault] = &[
     Fault {
         codes: &[InvalidProducerEpoch, InvalidProducerIdMapping, ProducerFenced, Fenced],
         kind: Kind::KafkaUnreachable,
-        what: "Kafka takes nothing more of this producer: another relay of the slot took over, or a transaction lasted \
-               longer than it may",
+        what: "Kafka takes nothing more of this producer: another relay of the slot took over, a transaction lasted \
+               longer than it may, or there was none for so long that Kafka forgot the transactional id \
+               (transactional.id.expiration.ms)",
         remedy: "",
     },
     Fault {
@@ -117,7 +138,7 @@ const FAULTS: &[Fault] = &[
     Fault {
         codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId],
         kind: Kind::TopicRefused,
-        what: "the topic does not exist",
+        what: NO_TOPIC,
         remedy: "create it: kafka-topics --bootstrap-server … --create --topic {topic}",
     },
     Fault {
@@ -248,7 +269,7 @@ pub(crate) fn of_known(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
 
 /// A code in the operator's words: what happened, to which topic, what to do.
 pub(crate) fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
-    let place = place(subject);
+    let place = place(Subject { time_ms: subject.time_ms.filter(|_| code == InvalidTimestamp), ..subject });
     let Some(fault) = find(code) else {
         return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
     };
@@ -266,6 +287,11 @@ pub(crate) fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
         return error;
     }
     let remedy = fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC"));
+    let timestamp = match subject.timestamp_columns {
+        "" => "this host's clock".to_owned(),
+        columns => format!("column {columns} (route.timestamp)"),
+    };
+    let remedy = remedy.replace("{timestamp}", &timestamp);
     error.remedy(remedy.replace("{transactional_id}", subject.transactional_id.unwrap_or("ID")))
 }
 
@@ -308,6 +334,9 @@ fn place(subject: Subject<'_>) -> String {
         }
         if let Some(bytes) = subject.record_bytes {
             place.push_str(&format!(", {bytes} bytes"));
+        }
+        if let Some(time) = subject.time_ms.and_then(|time_ms| jiff::Timestamp::from_millisecond(time_ms).ok()) {
+            place.push_str(&format!(", time {time}"));
         }
         place.push(')');
     }
@@ -377,6 +406,13 @@ mod tests {
             assert!(explain(code, subject).cause().contains("together"));
             assert!(!explain(code, Subject { alone: true, ..subject }).cause().contains("together"));
         }
+        let timed = Subject { time_ms: Some(0), timestamp_columns: "written_at", ..subject };
+        let error = explain(InvalidTimestamp, timed);
+        assert!(error.cause().contains("time 1970-01-01T00:00:00Z)"), "{error}");
+        let remedy = error.what_to_do().unwrap();
+        assert!(remedy.contains("column written_at (route.timestamp)"), "{remedy}");
+        assert!(remedy.contains("message.timestamp.before.max.ms"), "{remedy}");
+        assert!(!explain(InvalidRecord, timed).cause().contains("1970"));
         let nowhere = explain(AllBrokersDown, Subject { partition: Some(-1), ..Subject::default() });
         assert!(!nowhere.cause().contains("partition"), "{nowhere}");
     }

@@ -28,14 +28,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
-use rdkafka::metadata::{Metadata, MetadataBroker};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use context::{Context, Failure, Life, Reports, Shared, opaque};
 use faults::Subject;
+use native::{Metadata, TopicMetadata};
 use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
@@ -54,6 +54,9 @@ const HEADER_OVERHEAD_BYTES: usize = 10;
 
 /// A failure brings others with it. They are collected for this long, so that the one that says most comes first.
 const COLLECTING: Duration = Duration::from_millis(100);
+
+/// How long brokers have to say whether they know a topic. The events wait for it.
+const TOPIC_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the operating system.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,7 +79,7 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?)
+        served_before(config, Options::producer(config).and_then(Self::with_options))
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
@@ -90,7 +93,7 @@ impl KafkaSink {
     /// # Errors
     /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::KafkaUnreachable`] or [`Kind::KafkaRefused`].
     pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
-        let sink = Self::with_options(Options::transactional(config, of)?)?;
+        let sink = served_before(config, Options::transactional(config, of).and_then(Self::with_options))?;
         let inner = Arc::clone(&sink.inner);
         let init = tokio::task::spawn_blocking(move || inner.init_transactions());
         tokio::select! {
@@ -126,8 +129,18 @@ impl KafkaSink {
 
     /// The average time from a request to its answer, of the slowest broker; none before the first statistics.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        let micros = self.inner.shared.round_trip_us.load(Ordering::Relaxed);
+        let micros = self.inner.shared.pace.round_trip_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// The average time for which a broker made requests wait for a quota; none where none did.
+    pub(crate) fn throttle(&self) -> Option<Duration> {
+        self.inner.shared.pace.throttle()
+    }
+
+    /// How often a topic got another number of partitions since this was asked last.
+    pub(crate) fn take_partition_changes(&self) -> u64 {
+        self.inner.client.context().partitioner.take_changes()
     }
 
     /// Whether Kafka answers, to be woken at each change.
@@ -143,14 +156,14 @@ impl KafkaSink {
     /// Errors: [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
     pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let metadata = self.metadata(timeout).await?;
-        let exists =
-            |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
+        let is_it = |known: &TopicMetadata, topic: &str| known.name == topic && known.error.is_none_or(is_young);
+        let exists = |topic: &str| metadata.topics.iter().any(|known| is_it(known, topic));
         Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
     }
 
     /// The ids of the brokers, as any of them tells. Errors are those of [`KafkaSink::missing`].
     pub(crate) async fn brokers(&self, timeout: Duration) -> Result<Vec<i32>> {
-        Ok(self.metadata(timeout).await?.brokers().iter().map(MetadataBroker::id).collect())
+        Ok(self.metadata(timeout).await?.brokers)
     }
 
     async fn metadata(&self, timeout: Duration) -> Result<Metadata> {
@@ -236,7 +249,8 @@ impl KafkaSink {
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {
         let of = Subject::of_record(&failure.topic, failure.partition, failure.record_bytes);
-        let subject = Subject { alone, ..of };
+        let timestamp_columns = self.inner.options().timestamp_columns.as_str();
+        let subject = Subject { alone, time_ms: failure.time_ms, timestamp_columns, ..of };
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
         let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };
@@ -268,6 +282,39 @@ impl KafkaSink {
         let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
         EnqueueError::Refused(self.inner.refusal(error, subject))
     }
+}
+
+/// Whether a topic exists of which a broker says this: one that is being made has no leader yet.
+fn is_young(code: RDKafkaErrorCode) -> bool {
+    code == RDKafkaErrorCode::LeaderNotAvailable
+}
+
+/// `error`, unless it says of a topic that it does not exist, and a broker knows it by now, or none answers. librdkafka says
+/// that of a topic of which no broker told in time: nobody refused anything, and the events are sent again.
+pub(crate) async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
+    let Some(topic) = error.topic().filter(|_| faults::is_of_missing_topic(&error)) else { return error };
+    let asked = async {
+        let sink = KafkaSink::for_asking(config)?;
+        let missing = sink.missing(&[topic], TOPIC_TIMEOUT).await;
+        sink.close().await;
+        missing
+    };
+    match asked.await {
+        Ok(missing) if missing.is_empty() => {
+            Error::new(Kind::KafkaUnreachable, format!("topic {topic} exists, and no broker told of it in time"))
+        }
+        Err(away) if away.kind() == Kind::KafkaUnreachable => away,
+        Ok(_) | Err(_) => error,
+    }
+}
+
+/// `made`, where the error of a configuration that has served before is one that heals: only the files that it names can be
+/// others, and somebody may be replacing them one after the other.
+fn served_before(config: &KafkaConfig, made: Result<KafkaSink>) -> Result<KafkaSink> {
+    made.map_err(|error| match (error.kind(), &config.cluster_id) {
+        (Kind::Config, Some(_)) => error.with_kind(Kind::KafkaUnreachable),
+        _ => error,
+    })
 }
 
 /// The size of a record that is sent alone: key, value, headers and what Kafka adds, at most.

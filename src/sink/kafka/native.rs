@@ -1,15 +1,21 @@
 //! Functions of librdkafka and OpenSSL without a safe call in a crate. All `unsafe` code of walrelay is here.
 //!
 //! The handle of a client is valid while the client is borrowed, and any thread may use it.
+//!
+//! Error codes that may be a broker's are read as numbers. In the bindings they are an enum, and a value that it does not
+//! have must never be one.
 #![expect(unsafe_code, reason = "the rdkafka and openssl-sys crates have no safe calls for these functions")]
 
-use std::ffi::{CStr, CString, c_char};
-use std::ptr::null_mut;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::transmute;
+use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use rdkafka::bindings;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::types::RDKafkaRespErr;
 
 /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
 ///
@@ -61,6 +67,208 @@ pub(crate) fn linked_versions() -> [String; 2] {
     [format!("librdkafka {librdkafka}"), openssl.to_string_lossy().into_owned()]
 }
 
+/// A function of librdkafka that returns an error code, as one that returns a number. Both have the same ABI.
+macro_rules! numbered {
+    ($function:path, $($argument:ty),*) => {
+        transmute::<unsafe extern "C" fn($($argument),*) -> RDKafkaRespErr, unsafe extern "C" fn($($argument),*) -> c_int>(
+            $function,
+        )
+    };
+}
+
+/// The error of this number; the same one for all that the bindings do not know.
+fn code_of(number: c_int) -> RDKafkaErrorCode {
+    RDKafkaRespErr::try_from(number).map_or(RDKafkaErrorCode::Unknown, RDKafkaErrorCode::from)
+}
+
+fn failed(number: c_int) -> Option<RDKafkaErrorCode> {
+    (number != 0).then(|| code_of(number))
+}
+
+fn in_ms(timeout: Duration) -> c_int {
+    c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX)
+}
+
+/// The elements that a pointer and a count of librdkafka give.
+///
+/// Safety: where the count is positive and the pointer is not null, there are so many, and they outlive the result.
+unsafe fn elements<'a, T>(first: *const T, count: c_int) -> &'a [T] {
+    match usize::try_from(count) {
+        // SAFETY: the caller's.
+        Ok(count) if !first.is_null() => unsafe { std::slice::from_raw_parts(first, count) },
+        Ok(_) | Err(_) => &[],
+    }
+}
+
+/// The cluster, as a broker describes it.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    pub(super) brokers: Vec<i32>,
+    pub(super) topics: Vec<TopicMetadata>,
+}
+
+#[derive(Debug)]
+pub(super) struct TopicMetadata {
+    pub(super) name: String,
+    pub(super) error: Option<RDKafkaErrorCode>,
+    pub(super) partitions: Vec<PartitionMetadata>,
+}
+
+#[derive(Debug)]
+pub(super) struct PartitionMetadata {
+    pub(super) id: i32,
+    pub(super) replicas: usize,
+}
+
+/// Asks any broker for the metadata of one topic, or of all there are. Blocks.
+pub(super) fn metadata<C: ClientContext>(
+    client: &Client<C>,
+    topic: Option<&str>,
+    timeout: Duration,
+) -> Result<Metadata, RDKafkaErrorCode> {
+    use bindings::{rd_kafka_metadata as Found, rd_kafka_t as Handle, rd_kafka_topic_t as Only};
+    let name = topic.map(CString::new).transpose().map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+    let handle = client.native_ptr();
+    // SAFETY: topic and metadata are this function's, and are freed once. `described` copies what the metadata lend.
+    unsafe {
+        let ask = numbered!(bindings::rd_kafka_metadata, *mut Handle, c_int, *mut Only, *mut *const Found, c_int);
+        let only = match &name {
+            Some(name) => bindings::rd_kafka_topic_new(handle, name.as_ptr(), null_mut()),
+            None => null_mut(),
+        };
+        if name.is_some() && only.is_null() {
+            return Err(RDKafkaErrorCode::InvalidTopic);
+        }
+        let mut found: *const Found = null();
+        let number = ask(handle, c_int::from(only.is_null()), only, &raw mut found, in_ms(timeout));
+        if !only.is_null() {
+            bindings::rd_kafka_topic_destroy(only);
+        }
+        if let Some(code) = failed(number) {
+            return Err(code);
+        }
+        let metadata = described(found);
+        bindings::rd_kafka_metadata_destroy(found);
+        metadata.ok_or(RDKafkaErrorCode::BadMessage)
+    }
+}
+
+unsafe fn described(found: *const bindings::rd_kafka_metadata) -> Option<Metadata> {
+    // SAFETY: the caller lends valid metadata or none. Codes are read through pointers to numbers.
+    unsafe {
+        let found = found.as_ref()?;
+        let topic = |number: usize| {
+            let topic = found.topics.add(number);
+            let name = CStr::from_ptr((&raw const (*topic).topic).read()).to_string_lossy().into_owned();
+            let error = failed((&raw const (*topic).err).cast::<c_int>().read());
+            let partitions = match error {
+                None => partitions(topic),
+                // Of a topic with an error there is nothing else to know.
+                Some(_) => Vec::new(),
+            };
+            TopicMetadata { name, error, partitions }
+        };
+        let topics = if found.topics.is_null() { 0 } else { usize::try_from(found.topic_cnt).unwrap_or_default() };
+        let brokers = elements(found.brokers, found.broker_cnt).iter().map(|broker| broker.id).collect();
+        Some(Metadata { brokers, topics: (0..topics).map(topic).collect() })
+    }
+}
+
+unsafe fn partitions(topic: *const bindings::rd_kafka_metadata_topic) -> Vec<PartitionMetadata> {
+    // SAFETY: the caller lends a valid topic. No reference is made to what holds a code.
+    unsafe {
+        let (first, count) = ((&raw const (*topic).partitions).read(), (&raw const (*topic).partition_cnt).read());
+        let count = if first.is_null() { 0 } else { usize::try_from(count).unwrap_or_default() };
+        let partition = |number: usize| {
+            let of = first.add(number);
+            let replicas = (&raw const (*of).replica_cnt).read();
+            PartitionMetadata {
+                id: (&raw const (*of).id).read(),
+                replicas: usize::try_from(replicas).unwrap_or_default(),
+            }
+        };
+        (0..count).map(partition).collect()
+    }
+}
+
+/// The visible settings of a topic or broker, by name.
+pub(super) type Settings = HashMap<String, String>;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Resource<'a> {
+    Topic(&'a str),
+    Broker(i32),
+}
+
+/// The settings of these topics and of one broker at most, in their order. Of what the client may not see there are none.
+/// Without the id of a `broker` the controller is asked, if it can be reached. Blocks.
+pub(super) fn settings<C: ClientContext>(
+    client: &Client<C>,
+    resources: &[Resource<'_>],
+    broker: Option<i32>,
+    timeout: Duration,
+) -> Result<Vec<Settings>, RDKafkaErrorCode> {
+    use bindings::rd_kafka_ResourceType_t as Type;
+    let named = |resource: &Resource<'_>| match resource {
+        Resource::Topic(name) => CString::new(*name).map(|name| (Type::RD_KAFKA_RESOURCE_TOPIC, name)),
+        Resource::Broker(id) => CString::new(id.to_string()).map(|id| (Type::RD_KAFKA_RESOURCE_BROKER, id)),
+    };
+    let named = resources.iter().map(named).collect::<Result<Vec<_>, _>>();
+    let named = named.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+    let timeout_ms = in_ms(timeout);
+    // SAFETY: resources, options, queue and event are this function's, and are valid until they are destroyed, once each, at
+    // the end. librdkafka copies resources and options, and `listed` copies what the event lends.
+    unsafe {
+        let handle = client.native_ptr();
+        let queue = bindings::rd_kafka_queue_new(handle);
+        let resource = |(kind, name): &(Type, CString)| bindings::rd_kafka_ConfigResource_new(*kind, name.as_ptr());
+        let mut asked: Vec<_> = named.iter().map(resource).collect();
+        let options = bindings::rd_kafka_AdminOptions_new(
+            handle,
+            bindings::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS,
+        );
+        bindings::rd_kafka_AdminOptions_set_request_timeout(options, timeout_ms, null_mut(), 0);
+        if let Some(broker) = broker {
+            bindings::rd_kafka_AdminOptions_set_broker(options, broker, null_mut(), 0);
+        }
+        bindings::rd_kafka_DescribeConfigs(handle, asked.as_mut_ptr(), asked.len(), options, queue);
+        // librdkafka keeps to its own time-out.
+        let event = bindings::rd_kafka_queue_poll(queue, timeout_ms.saturating_mul(2));
+        let answers = if event.is_null() { Err(RDKafkaErrorCode::OperationTimedOut) } else { listed(event) };
+        bindings::rd_kafka_event_destroy(event);
+        bindings::rd_kafka_AdminOptions_destroy(options);
+        bindings::rd_kafka_ConfigResource_destroy_array(asked.as_mut_ptr(), asked.len());
+        bindings::rd_kafka_queue_destroy(queue);
+        answers
+    }
+}
+
+unsafe fn listed(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Settings>, RDKafkaErrorCode> {
+    // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of the arrays.
+    unsafe {
+        let error_of = numbered!(bindings::rd_kafka_event_error, *mut bindings::rd_kafka_event_t);
+        let code = code_of(error_of(event));
+        let result = bindings::rd_kafka_event_DescribeConfigs_result(event);
+        if code != RDKafkaErrorCode::NoError || result.is_null() {
+            return Err(code);
+        }
+        let text = |text: *const c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
+        let mut count = 0;
+        let resources = bindings::rd_kafka_DescribeConfigs_result_resources(result, &raw mut count);
+        let of = |number: usize| {
+            let mut count = 0;
+            let entries = bindings::rd_kafka_ConfigResource_configs(*resources.add(number), &raw mut count);
+            let entry = |number: usize| {
+                let entry = *entries.add(number);
+                let value = bindings::rd_kafka_ConfigEntry_value(entry);
+                (!value.is_null()).then(|| (text(bindings::rd_kafka_ConfigEntry_name(entry)), text(value)))
+            };
+            (0..count).filter_map(entry).collect()
+        };
+        Ok((0..count).map(of).collect())
+    }
+}
+
 /// A topic as a broker describes it.
 #[derive(Debug)]
 pub(super) struct Described {
@@ -87,7 +295,7 @@ pub(super) fn describe<C: ClientContext>(
     let names = topics.iter().map(|topic| CString::new(topic.as_str())).collect::<Result<Vec<_>, _>>();
     let names = names.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-    let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    let timeout_ms = in_ms(timeout);
     // SAFETY: names, options, queue and event are this function's, and are valid until they are destroyed, once each, at the
     // end. librdkafka copies names and options, and `answers` copies what the event lends.
     unsafe {
@@ -115,7 +323,9 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
     use bindings::rd_kafka_AclOperation_t as Operation;
     // SAFETY: the caller lends a valid event, which owns all that is read here. Counts are those of the arrays.
     unsafe {
-        let code = RDKafkaErrorCode::from(bindings::rd_kafka_event_error(event));
+        let error_of = numbered!(bindings::rd_kafka_event_error, *mut bindings::rd_kafka_event_t);
+        let of_topic = numbered!(bindings::rd_kafka_error_code, *const bindings::rd_kafka_error_t);
+        let code = code_of(error_of(event));
         let result = bindings::rd_kafka_event_DescribeTopics_result(event);
         if code != RDKafkaErrorCode::NoError || result.is_null() {
             return Err(code);
@@ -126,7 +336,7 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
             let topic = *topics.add(number);
             let error = bindings::rd_kafka_TopicDescription_error(topic);
             if !error.is_null() {
-                return Err(bindings::rd_kafka_error_code(error).into());
+                return Err(code_of(of_topic(error)));
             }
             let first = bindings::rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
             if partitions > 0 {
@@ -145,5 +355,23 @@ unsafe fn answers(event: *mut bindings::rd_kafka_event_t) -> Result<Vec<Answer>,
             Ok(Described { partitions, leaderless, replicas, may_read, may_write })
         };
         Ok((0..count).map(answer).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_that_no_binding_knows_is_an_unknown_error() {
+        for (number, code) in [
+            (0, RDKafkaErrorCode::NoError),
+            (3, RDKafkaErrorCode::UnknownTopicOrPartition),
+            (-300, RDKafkaErrorCode::Unknown),
+            (c_int::MAX, RDKafkaErrorCode::Unknown),
+        ] {
+            assert_eq!(code_of(number), code);
+        }
+        assert_eq!((failed(0), failed(-300)), (None, Some(RDKafkaErrorCode::Unknown)));
     }
 }

@@ -1,6 +1,8 @@
 //! From the configuration to librdkafka's properties.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
@@ -11,7 +13,7 @@ use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-use super::properties::{Redactor, check_files, check_properties};
+use super::properties::{Files, Redactor, check_files, check_properties, is_encrypted, with_password};
 
 /// Properties on which the promises rest; no operator may change them.
 const FIXED: &[(&str, &str)] = &[
@@ -101,6 +103,9 @@ pub(crate) struct Options {
     pub(super) transactional: Option<Transactional>,
     /// The cluster of earlier producers, where it is known.
     pub(super) cluster_id: Option<String>,
+    pub(super) files: Files,
+    /// Columns with the time of records, for an error about one.
+    pub(super) timestamp_columns: String,
 }
 
 impl Options {
@@ -110,13 +115,16 @@ impl Options {
         for (name, value) in DEFAULTS {
             client.set(*name, *value);
         }
-        for (name, value) in &config.properties {
+        // A change after this is noticed.
+        let files = Files::of(&config.properties);
+        let given = with_password(&config.properties)?;
+        for (name, value) in &given {
             client.set(name, value.expose());
         }
         for (name, value) in FIXED {
             client.set(*name, *value);
         }
-        finish(client, config)
+        Ok(Options { files, ..finish(client, config, &given)? })
     }
 
     /// The same for a producer that writes in transactions.
@@ -145,12 +153,14 @@ impl Options {
         let mut client = ClientConfig::new();
         client.set("client.id", "walrelay");
         client.set("socket.keepalive.enable", "true");
-        for (name, value) in &config.properties {
+        let files = Files::of(&config.properties);
+        let given = with_password(&config.properties)?;
+        for (name, value) in &given {
             if CONNECTION_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
                 client.set(name, value.expose());
             }
         }
-        finish(client, config)
+        Ok(Options { files, ..finish(client, config, &given)? })
     }
 
     /// The same for a reader that hears of each record at once, also from librdkafka's mock broker, which tells of a new one
@@ -171,12 +181,13 @@ impl Options {
             error.to_string()
         };
         let cause = self.redactor.clean(&cause);
-        Error::new(Kind::Config, format!("no Kafka client can be made of this configuration: {cause}"))
-            .remedy("check the Kafka properties and the files they name")
+        let cause = format!("no Kafka client can be made of this configuration: {cause}");
+        Error::new(Kind::Config, cause).remedy("check the Kafka properties and the files they name")
     }
 }
 
-fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
+/// `given` are the properties of `config`, with the password itself.
+fn finish(mut client: ClientConfig, config: &KafkaConfig, given: &BTreeMap<String, Secret>) -> Result<Options> {
     check_files(&config.properties)?;
     let servers = CString::new(config.brokers.as_str()).ok().filter(|_| !config.brokers.trim().is_empty());
     let servers = servers
@@ -190,7 +201,7 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
         _ => RDKafkaLogLevel::Info,
     };
     client.set_log_level(level);
-    let redactor = Redactor::new(&config.properties);
+    let redactor = Redactor::new(given);
     let mut options = Options {
         client,
         servers,
@@ -201,6 +212,8 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
         id_headers: config.id_headers.clone(),
         transactional: None,
         cluster_id: config.cluster_id.clone(),
+        files: Files::default(),
+        timestamp_columns: config.timestamp_columns.join(" or "),
     };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
@@ -234,6 +247,23 @@ pub(crate) fn reduce_batches(config: &mut KafkaConfig, record_bytes: usize) -> O
     Some(bytes)
 }
 
+/// The brokers on other hosts to which connections are not encrypted.
+pub(crate) fn unencrypted(config: &KafkaConfig) -> Vec<&str> {
+    let brokers = config.brokers.split(',').map(str::trim).filter(|broker| !broker.is_empty());
+    brokers.filter(|broker| !is_encrypted(&config.properties) && !is_here(broker)).collect()
+}
+
+/// Whether `HOST:PORT`, perhaps with a protocol in front, is this host.
+fn is_here(broker: &str) -> bool {
+    let address = broker.split_once("://").map_or(broker, |(_, address)| address);
+    let host = match address.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => address,
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
 /// Names the settings that make a connection weaker than it looks, for a warning at start.
 pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
     let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];
@@ -256,7 +286,7 @@ mod tests {
             properties,
             max_in_flight_bytes: 32 << 20,
             max_in_flight_events: 100_000,
-            cluster_id: None,
+            ..KafkaConfig::default()
         }
     }
 
@@ -302,6 +332,15 @@ mod tests {
             let next = std::iter::from_fn(|| reduce_batches(&mut config, record_bytes));
             assert_eq!(next.collect::<Vec<_>>(), sizes);
         }
+    }
+
+    #[test]
+    fn a_broker_on_another_host_without_tls_is_named() {
+        let brokers = "localhost:9092, 127.0.0.2:1,[::1]:9092,PLAINTEXT://localhost, kafka-1:9092,[fd00::1]:9092";
+        let of = |properties: &[(&str, &str)]| KafkaConfig { brokers: brokers.to_owned(), ..config(properties) };
+        assert_eq!(unencrypted(&of(&[])), ["kafka-1:9092", "[fd00::1]:9092"]);
+        assert_eq!(unencrypted(&of(&[("security.protocol", "SASL_PLAINTEXT")])).len(), 2);
+        assert_eq!(unencrypted(&of(&[("security.protocol", "sasl_ssl")])), Vec::<&str>::new());
     }
 
     #[test]

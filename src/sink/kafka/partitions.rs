@@ -58,6 +58,8 @@ pub(super) struct KeyPartitioner {
     expected: AtomicI32,
     /// Where a record without a key goes, counted modulo the partitions.
     turn: AtomicU32,
+    /// Topics that got another number of partitions.
+    changes: AtomicU64,
 }
 
 impl KeyPartitioner {
@@ -77,9 +79,27 @@ impl KeyPartitioner {
 
     fn note(&self, topic: &str, count: i32) {
         let mut counts = self.counts.lock();
-        if counts.insert(topic.to_owned(), count) != Some(count) {
-            self.version.fetch_add(1, Ordering::Release);
+        let before = counts.insert(topic.to_owned(), count);
+        if before == Some(count) {
+            return;
         }
+        self.version.fetch_add(1, Ordering::Release);
+        if let Some(before) = before {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                event = "partitions_changed",
+                topic,
+                before,
+                now = count,
+                fix = "let consumers finish the records of before: an event may be read before an older one of its key",
+                "the topic has another number of partitions: events of most keys go to another one from here on"
+            );
+        }
+    }
+
+    /// How often a topic got another number of partitions since this was asked last.
+    pub(super) fn take_changes(&self) -> u64 {
+        self.changes.swap(0, Ordering::Relaxed)
     }
 }
 

@@ -23,16 +23,16 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
 
 use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
-use super::native::{add_servers, cluster_id, knows_no_broker};
+use super::native::{Metadata, add_servers, cluster_id, knows_no_broker, metadata};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use crate::error::{Error, Kind, Result};
@@ -283,12 +283,12 @@ impl Inner {
         let metadata = self.fetch_metadata(topic, timeout).map_err(|error| match self.shared.tracker.now() {
             Connection::Refused(error) => error,
             Connection::Up | Connection::Down { .. } => {
-                let because = self.shared.tracker.reason().unwrap_or_else(|| code(&error).to_string());
+                let because = self.shared.tracker.reason().unwrap_or_else(|| error.to_string());
                 Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
             }
         })?;
         // A broker that has just started, or was fenced, knows of none. No record could be sent to any.
-        if metadata.brokers().is_empty() {
+        if metadata.brokers.is_empty() {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
             return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
         }
@@ -322,12 +322,12 @@ impl Inner {
 
     /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
     /// the one before: an answer that takes long still has the time.
-    fn fetch_metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata, KafkaError> {
+    fn fetch_metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata, RDKafkaErrorCode> {
         let deadline = Instant::now() + timeout;
         let mut slice = METADATA_FIRST_SLICE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = self.client.client().fetch_metadata(topic, slice.min(left));
+            let answer = metadata(self.client.client(), topic, slice.min(left));
             if answer.is_ok() || slice >= left || self.shared.is_closing() {
                 return answer;
             }
@@ -437,11 +437,13 @@ impl Probe {
             let asked = spawn_blocking(move || {
                 // One topic, where there is one: a cluster may have very many.
                 let topic = inner.shared.topic.get().map(String::as_str);
-                inner.metadata(topic, ANSWER_TIMEOUT)
+                let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) else { return };
+                let (tracker, options) = (&inner.shared.tracker, inner.options());
+                if !(tracker.is_up() && tracker.reason().is_none() && answers_anew(&options.client, topic)) {
+                    inner.client.context().is_down(error.to_string());
+                }
             });
-            if let Ok(Err(error)) = asked.await {
-                self.shared.tracker.down(error.to_string());
-            }
+            asked.await.unwrap_or_default();
         }
         if is_doubtful || reported {
             self.heard = Instant::now();
@@ -459,6 +461,19 @@ impl Probe {
             self.pause = LONGEST_PAUSE.min(self.pause * 2);
         }
     }
+}
+
+/// Whether a broker answers over a new connection. One that throttles a client lets the requests wait that come over the
+/// connections of before, and answers others: it is not away.
+fn answers_anew(config: &ClientConfig, topic: Option<&str>) -> bool {
+    let mut config = config.clone();
+    config.remove("transactional.id");
+    config
+        .set("enable.idempotence", "false")
+        .set("enable.gapless.guarantee", "false")
+        .set("statistics.interval.ms", "0");
+    let client: Result<BaseProducer, KafkaError> = config.create();
+    client.is_ok_and(|client| metadata(client.client(), topic, ANSWER_TIMEOUT).is_ok())
 }
 
 fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {

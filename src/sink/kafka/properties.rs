@@ -1,7 +1,8 @@
 //! librdkafka's properties: those an operator may not set, each with the promise it would break, and secrets among their values.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
@@ -78,10 +79,15 @@ const REFUSED_PREFIXES: &[(&str, &str)] = &[
 /// Ends of names, likewise.
 const REFUSED_SUFFIXES: &[(&str, &str)] = &[("_cb", "it is a callback and cannot be given as text")];
 
+/// A property of walrelay's own: the file with the password. librdkafka takes the password only as text.
+const PASSWORD_LOCATION: &str = "sasl.password.location";
+const PASSWORD: &str = "sasl.password";
+
 /// Two names of one property: which of the two would win is not defined.
 const ALIASES: &[[&str; 2]] = &[
     ["compression.type", "compression.codec"],
     ["sasl.mechanism", "sasl.mechanisms"],
+    [PASSWORD, PASSWORD_LOCATION],
     ["sasl.oauthbearer.client.id", "sasl.oauthbearer.client.credentials.client.id"],
     ["sasl.oauthbearer.client.secret", "sasl.oauthbearer.client.credentials.client.secret"],
 ];
@@ -95,7 +101,9 @@ pub(crate) fn check_properties(properties: &BTreeMap<String, Secret>) -> Result<
             return Err(Error::new(Kind::Config, format!("the Kafka property {name} cannot be set: {why}"))
                 .remedy(format!("remove {name} from the Kafka properties")));
         }
-        known_and_valid(name, value)?;
+        if name != PASSWORD_LOCATION {
+            known_and_valid(name, value)?;
+        }
     }
     for [name, alias] in ALIASES {
         if properties.contains_key(*name) && properties.contains_key(*alias) {
@@ -134,6 +142,22 @@ fn known_and_valid(name: &str, value: &Secret) -> Result<()> {
     }
 }
 
+/// The properties for librdkafka: the password itself in place of its file.
+/// Errors: [`Kind::Config`]: the file cannot be read.
+pub(super) fn with_password(properties: &BTreeMap<String, Secret>) -> Result<BTreeMap<String, Secret>> {
+    let mut given = properties.clone();
+    if let Some(path) = given.remove(PASSWORD_LOCATION) {
+        let path = path.expose();
+        let password = fs::read_to_string(path).map_err(|error| {
+            Error::new(Kind::Config, format!("{path}, which the Kafka property {PASSWORD_LOCATION} names: {error}"))
+                .remedy(format!("correct {PASSWORD_LOCATION}, or let the user that runs walrelay read the file"))
+        })?;
+        // Editors and `echo` end a file with a line end.
+        given.insert(PASSWORD.to_owned(), Secret::new(password.trim_end_matches(['\r', '\n'])));
+    }
+    Ok(given)
+}
+
 /// Properties that name a file, read where the connection is encrypted.
 const LOCATIONS: &[&str] =
     &["ssl.ca.location", "ssl.certificate.location", "ssl.crl.location", "ssl.key.location", "ssl.keystore.location"];
@@ -146,8 +170,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// Errors: [`Kind::Config`] naming the property and the file; of what cannot be a path, such as the key itself, only the
 /// property.
 pub(super) fn check_files(properties: &BTreeMap<String, Secret>) -> Result<()> {
-    let protocol = properties.get("security.protocol").map(|given| given.expose().to_ascii_lowercase());
-    if !protocol.is_some_and(|protocol| protocol.ends_with("ssl")) {
+    if !is_encrypted(properties) {
         return Ok(());
     }
     for name in LOCATIONS {
@@ -166,6 +189,46 @@ pub(super) fn check_files(properties: &BTreeMap<String, Secret>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether connections use TLS.
+pub(crate) fn is_encrypted(properties: &BTreeMap<String, Secret>) -> bool {
+    let protocol = properties.get("security.protocol").map(|given| given.expose().to_ascii_lowercase());
+    protocol.is_some_and(|protocol| protocol.ends_with("ssl"))
+}
+
+/// The files of TLS and of the password, as they were when a client was made of them. They are read only then.
+#[derive(Clone, Default)]
+pub(super) struct Files {
+    paths: Vec<String>,
+    digest: u64,
+}
+
+impl Files {
+    /// Call it before the files are read: a change in between is noticed.
+    pub(super) fn of(properties: &BTreeMap<String, Secret>) -> Files {
+        let named = LOCATIONS.iter().filter_map(|name| properties.get(*name)).filter(|_| is_encrypted(properties));
+        let paths = named.chain(properties.get(PASSWORD_LOCATION));
+        let paths: Vec<String> = paths.map(|path| path.expose().to_owned()).collect();
+        Files { digest: digest(&paths), paths }
+    }
+
+    /// Whether one of them has another content by now.
+    pub(super) fn have_changed(&self) -> bool {
+        digest(&self.paths) != self.digest
+    }
+}
+
+fn digest(paths: &[String]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for path in paths {
+        match fs::read(path) {
+            Ok(content) => content.hash(&mut hasher),
+            // A directory, or a file that is being replaced.
+            Err(_) => fs::metadata(path).and_then(|found| found.modified()).ok().hash(&mut hasher),
+        }
+    }
+    hasher.finish()
 }
 
 /// Parts of a property's name that make its value a secret.
@@ -298,6 +361,42 @@ mod tests {
             checked_files(&[("security.protocol", unencrypted), ("ssl.ca.location", "/nonexistent")]).unwrap();
         }
         checked_files(&[("ssl.ca.location", "/nonexistent")]).unwrap();
+    }
+
+    #[test]
+    fn another_content_of_a_file_that_tls_needs_is_a_change() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let of = |protocol: &str| {
+            let given = [("security.protocol", protocol), ("ssl.key.location", path)];
+            Files::of(&given.map(|(name, value)| (name.to_owned(), Secret::new(value))).into())
+        };
+        let (encrypted, plain) = (of("SASL_SSL"), of("plaintext"));
+        assert!(!encrypted.have_changed());
+        fs::write(path, "another key").unwrap();
+        assert!(encrypted.have_changed() && !plain.have_changed());
+        assert!(!of("ssl").have_changed());
+    }
+
+    #[test]
+    fn a_password_is_read_from_its_file_and_hidden_like_one_that_was_given() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "canary in a file\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let given: BTreeMap<_, _> = [(PASSWORD_LOCATION.to_owned(), Secret::new(path))].into();
+        check_properties(&given).unwrap();
+        let read = with_password(&given).unwrap();
+        assert_eq!(read.keys().collect::<Vec<_>>(), [PASSWORD]);
+        assert_eq!(read[PASSWORD].expose(), "canary in a file");
+        assert_eq!(Redactor::new(&read).clean("is canary in a file"), "is ***");
+        let files = Files::of(&given);
+        fs::write(file.path(), "another").unwrap();
+        assert!(files.have_changed());
+        let both = [given, [(PASSWORD.to_owned(), Secret::new("x"))].into()].into_iter().flatten().collect();
+        assert!(check_properties(&both).unwrap_err().cause().contains("two names"));
+        let missing = [(PASSWORD_LOCATION.to_owned(), Secret::new("/nowhere"))].into();
+        let error = with_password(&missing).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.cause().contains("/nowhere"), "{error}");
     }
 
     #[test]

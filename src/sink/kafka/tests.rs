@@ -33,7 +33,7 @@ fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
         id_headers: vec!["id".to_owned()],
         max_in_flight_bytes: 8 << 20,
         max_in_flight_events: 10_000,
-        cluster_id: None,
+        ..KafkaConfig::default()
     }
 }
 
@@ -388,4 +388,18 @@ async fn one_property_bounds_how_long_a_missing_topic_is_waited_for() {
     let [Delivery::Failed(_, error)] = &delivered(&mut sink, 1).await[..] else { panic!("it was not refused") };
     assert_eq!(error.kind(), Kind::TopicRefused, "{error}");
     assert!((BOUND..4 * BOUND).contains(&began.elapsed()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_a_broker_knows_was_not_refused_as_missing() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let of = |topic: &str, code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+    let known = unless_there(of(TOPIC, RDKafkaErrorCode::UnknownTopic), &config).await;
+    assert_eq!(known.kind(), Kind::KafkaUnreachable, "{known}");
+    for error in
+        [of("elsewhere", RDKafkaErrorCode::UnknownTopic), of(TOPIC, RDKafkaErrorCode::TopicAuthorizationFailed)]
+    {
+        assert_eq!(unless_there(error.clone(), &config).await, error);
+    }
 }

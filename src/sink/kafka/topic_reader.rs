@@ -7,20 +7,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rdkafka::admin::{
-    AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
-};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication, TopicResult};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _, Message as _};
-use rdkafka::metadata::{MetadataBroker, MetadataPartition};
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 
 use super::context::{reason_in, write_log};
 use super::faults::{self, Subject, code};
+use super::native::{self, Resource, Settings};
 use super::options::Options;
 use super::properties::Redactor;
 use crate::error::{Error, Kind, Result};
@@ -131,15 +129,15 @@ impl TopicReader {
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
     pub(crate) fn layout(&self, topic: &str) -> Result<Layout> {
         use RDKafkaErrorCode as Code;
-        let asked = self.client()?.fetch_metadata(Some(topic), self.time_left(topic, ASK_TIMEOUT)?);
-        let metadata = asked.map_err(|error| self.explain(&error, topic))?;
-        let brokers = metadata.brokers().iter().map(MetadataBroker::id).collect();
-        let mut layout = Layout { brokers, partitions: Vec::new(), replicas: 0 };
-        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(layout) };
-        match found.error().map(Code::from) {
+        let timeout = self.time_left(topic, ASK_TIMEOUT)?;
+        let asked = native::metadata(self.client()?.client(), Some(topic), timeout);
+        let metadata = asked.map_err(|code| self.explain(&KafkaError::MetadataFetch(code), topic))?;
+        let mut layout = Layout { brokers: metadata.brokers, partitions: Vec::new(), replicas: 0 };
+        let Some(found) = metadata.topics.iter().find(|found| found.name == topic) else { return Ok(layout) };
+        match found.error {
             None => {
-                layout.partitions = found.partitions().iter().map(MetadataPartition::id).collect();
-                layout.replicas = found.partitions().first().map_or(0, |partition| partition.replicas().len());
+                layout.partitions = found.partitions.iter().map(|partition| partition.id).collect();
+                layout.replicas = found.partitions.first().map_or(0, |partition| partition.replicas);
                 Ok(layout)
             }
             // A topic that is being made has no leader yet, and no partition.
@@ -504,21 +502,14 @@ impl TopicAdmin {
 
     /// A setting of a topic, or why it is not known. Without the id of a `broker` the controller is asked, if it can be reached.
     pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
-        let described = self.settings(&[ResourceSpecifier::Topic(topic)], broker)?;
-        let entry = described.first().and_then(|settings| settings.get(name)?.value.clone());
+        let described = self.settings(&[Resource::Topic(topic)], broker)?;
+        let entry = described.first().and_then(|settings| settings.get(name).cloned());
         entry.ok_or_else(|| HIDDEN.to_owned())
     }
 
     /// All visible settings of these topics and of one broker at most, in their order, or why they are not known.
-    pub(crate) fn settings(
-        &self,
-        resources: &[ResourceSpecifier<'_>],
-        broker: Option<i32>,
-    ) -> Result<Vec<ConfigResource>, String> {
-        let options = admin_options().broker_id(broker);
-        let asked = Handle::current().block_on(self.0.describe_configs(resources, &options));
-        let results = asked.map_err(|error: KafkaError| code(&error).to_string())?;
-        results.into_iter().collect::<Result<_, _>>().map_err(|code| code.to_string())
+    pub(super) fn settings(&self, resources: &[Resource<'_>], broker: Option<i32>) -> Result<Vec<Settings>, String> {
+        native::settings(self.0.inner(), resources, broker, ADMIN_TIMEOUT).map_err(|code| code.to_string())
     }
 
     pub(crate) fn close(self) {

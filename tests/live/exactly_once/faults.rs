@@ -157,7 +157,7 @@ fn a_new_producer_fences_the_older_one_of_its_slot() {
         id_headers: Vec::new(),
         max_in_flight_bytes: 1 << 20,
         max_in_flight_events: 100,
-        cluster_id: None,
+        ..KafkaConfig::default()
     };
     let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -270,7 +270,7 @@ fn a_producer_with_a_resent_commit_begins_no_further_transaction() {
         id_headers: Vec::new(),
         max_in_flight_bytes: 1 << 20,
         max_in_flight_events: 100,
-        cluster_id: None,
+        ..KafkaConfig::default()
     };
     let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
     let seen = || topic::read(kafka.brokers(), &name).iter().map(Record::value_text).collect::<Vec<_>>();

@@ -202,26 +202,49 @@ impl Kafka {
         const PREFIXED: u8 = 4;
         const WRITE_CREATE_DESCRIBE: [u8; 3] = [4, 5, 8];
         const ALLOW: u8 = 3;
-        // librdkafka's bindings lack this call. Version 1 of the request has lengths of fixed size.
-        let text = |text: &str| [&(text.len() as u16).to_be_bytes(), text.as_bytes()].concat();
+        // Version 1 of the request has lengths of fixed size.
         let mut request = [&CREATE_ACLS.to_be_bytes()[..], &[0, 1, 0, 0, 0, 7], &text("tests"), &[0, 0, 0, 3]].concat();
         for operation in WRITE_CREATE_DESCRIBE {
             request.push(TOPIC);
             request.extend([text(prefix), vec![PREFIXED], text(&format!("User:{user}")), text("*")].concat());
             request.extend([operation, ALLOW]);
         }
+        let answer = self.ask(&request);
+        // Correlation id, throttle time and count; then for each ACL no error code and no message.
+        assert_eq!(answer[12..], [0; 12], "no rights: {answer:?}");
+    }
+
+    /// Lets clients with this `client.id` write so many bytes a second.
+    #[track_caller]
+    pub(crate) fn limit_writing(&self, client_id: &str, bytes_per_second: f64) {
+        const ALTER_CLIENT_QUOTAS: u16 = 49;
+        let one = [0, 0, 0, 1];
+        // Version 0 of the request has lengths of fixed size.
+        let mut request = [&ALTER_CLIENT_QUOTAS.to_be_bytes()[..], &[0, 0, 0, 0, 0, 7], &text("tests")].concat();
+        request
+            .extend([&one[..], &one, &text("client-id"), &text(client_id), &one, &text("producer_byte_rate")].concat());
+        request.extend(bytes_per_second.to_be_bytes());
+        // Neither removed, nor only validated.
+        request.extend([0, 0]);
+        let answer = self.ask(&request);
+        // Correlation id, throttle time and count; then no error code.
+        assert_eq!(answer[12..14], [0; 2], "no quota: {answer:?}");
+    }
+
+    /// The answer to a request that librdkafka's bindings lack.
+    #[track_caller]
+    fn ask(&self, request: &[u8]) -> Vec<u8> {
         let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
         stream.set_read_timeout(Some(START_DEADLINE)).expect("a deadline");
         stream
             .write_all(&(request.len() as u32).to_be_bytes())
-            .and_then(|()| stream.write_all(&request))
+            .and_then(|()| stream.write_all(request))
             .expect("asked");
         let mut length = [0; 4];
         stream.read_exact(&mut length).expect("an answer");
         let mut answer = vec![0; u32::from_be_bytes(length) as usize];
         stream.read_exact(&mut answer).expect("an answer");
-        // Correlation id, throttle time and count; then for each ACL no error code and no message.
-        assert_eq!(answer[12..], [0; 12], "no rights: {answer:?}");
+        answer
     }
 
     /// A proxy for all connections of a client, and its `bootstrap.servers`.
@@ -291,6 +314,11 @@ impl Kafka {
             process.signal(name);
         }
     }
+}
+
+/// A text in a request of Kafka, with its length.
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u16).to_be_bytes(), text.as_bytes()].concat()
 }
 
 /// `java` with Kafka's classes; the caller adds the class to run. The quick compiler and the class archive of
