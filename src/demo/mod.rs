@@ -115,7 +115,6 @@ async fn run_against(options: &DemoRun, broker: &Broker, load: &workload::Settin
     let settings = postgres::Settings {
         bin: options.postgres_bin.clone(),
         dir: None,
-        password: true,
         configuration: POSTGRES_CONFIGURATION.to_owned(),
     };
     let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(settings)).await;

@@ -4,7 +4,7 @@ use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -43,6 +43,7 @@ const SOCKET_DIR_BYTES_MAX: usize = 80;
 /// is in files of the data directory, so that not even a crash leaves any behind.
 const CONFIGURATION: &str = "
 listen_addresses = '127.0.0.1'
+unix_socket_permissions = 0700
 wal_level = logical
 max_wal_senders = 20
 max_replication_slots = 20
@@ -61,14 +62,12 @@ pub struct Settings {
     pub bin: Option<PathBuf>,
     /// An existing directory for data, log and socket, which stays. Where `None`, a temporary one, which is removed.
     pub dir: Option<PathBuf>,
-    /// Ask for a random password on TCP, so that other users of the machine cannot get in. Off: anybody who reaches
-    /// the loopback interface is superuser of this server.
-    pub password: bool,
     /// Further lines of `postgresql.conf`, which win over those that every private server has.
     pub configuration: String,
 }
 
-/// A Postgres of our own. Dropping it stops it and removes its temporary directory, and so does the end of this process,
+/// A Postgres of our own, which only this user can reach: its directory is closed to others, and every connection has to
+/// know a random password. Dropping it stops it and removes its temporary directory, and so does the end of this process,
 /// however it ends.
 #[derive(Debug)]
 pub struct PrivatePostgres {
@@ -77,7 +76,7 @@ pub struct PrivatePostgres {
     user: Option<OsUser>,
     /// 0 before the first start.
     port: u16,
-    password: Option<String>,
+    password: String,
     child: Option<Child>,
     guardian: Guardian,
     dir: PathBuf,
@@ -102,10 +101,13 @@ impl PrivatePostgres {
     pub fn new(settings: Settings) -> Result<Self> {
         let binaries = Binaries::find(settings.bin.as_deref())?;
         let user = OsUser::instead_of_root()?;
-        let made = || tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user));
+        let made = || {
+            let closed = fs::Permissions::from_mode(0o700);
+            tempfile::Builder::new().prefix("walrelay-").permissions(closed).tempdir_in(temporary_root(user))
+        };
         let temporary = settings.dir.is_none().then(made).transpose().map_err(unusable)?;
         let guardian = Guardian::start(temporary.as_ref().map(TempDir::path)).map_err(unusable)?;
-        let password = settings.password.then(random_password).transpose().map_err(unusable)?;
+        let password = random_password().map_err(unusable)?;
         let dir = settings.dir.or(temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
         let server = PrivatePostgres {
             binaries,
@@ -126,16 +128,11 @@ impl PrivatePostgres {
     pub fn initdb(&self) -> Result<()> {
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(self.data_dir()).args(["-U", USER, "-E", "UTF8", "--no-locale", "--no-sync"]);
-        match &self.password {
-            None => drop(initdb.args(["-A", "trust"])),
-            Some(password) => {
-                let file = self.dir.join("password");
-                fs::write(&file, password).map_err(unusable)?;
-                self.give(&file)?;
-                initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--pwfile"]).arg(file);
-            }
-        }
-        let status = initdb.status().map_err(unusable)?;
+        let password = self.dir.join("password");
+        self.write_new(&password, &self.password)?;
+        let status = initdb.args(["--auth=scram-sha-256", "--pwfile"]).arg(&password).status();
+        fs::remove_file(&password).map_err(unusable)?;
+        let status = status.map_err(unusable)?;
         if !status.success() {
             return Err(self.failure(&format!("initdb ended with {status}")));
         }
@@ -143,9 +140,17 @@ impl PrivatePostgres {
         self.configure(&self.configuration)
     }
 
+    /// Writes a file that only the user of the server can read, and that was not there.
+    fn write_new(&self, path: &Path, text: &str) -> Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(unusable)?;
+        self.give(path)
+    }
+
     /// Appends lines to `postgresql.conf`.
     pub fn configure(&self, lines: &str) -> Result<()> {
-        let file = OpenOptions::new().append(true).open(self.data_dir().join("postgresql.conf"));
+        let path = self.data_dir().join("postgresql.conf");
+        let file = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(path);
         file.and_then(|mut file| file.write_all(lines.as_bytes())).map_err(unusable)
     }
 
@@ -202,11 +207,10 @@ impl PrivatePostgres {
         Some(&*self.dir).filter(|dir| dir.as_os_str().len() <= SOCKET_DIR_BYTES_MAX)
     }
 
-    /// A connection string over TCP, in libpq's form of keywords and values. Holds the password, if there is one.
+    /// A connection string over TCP, in libpq's form of keywords and values, with the password.
     pub fn conninfo(&self) -> String {
-        let port = self.port;
-        let password = self.password.as_ref().map(|password| format!(" password={password}")).unwrap_or_default();
-        format!("host=127.0.0.1 port={port} user={USER} dbname={USER}{password} sslmode=disable")
+        let PrivatePostgres { port, password, .. } = self;
+        format!("host=127.0.0.1 port={port} user={USER} dbname={USER} password={password} sslmode=disable")
     }
 
     /// The same for `tokio_postgres`.
@@ -276,7 +280,10 @@ impl PrivatePostgres {
     }
 
     fn log_files(&self) -> io::Result<(File, File)> {
-        let file = OpenOptions::new().create(true).append(true).open(self.log_path())?;
+        // The directory is of the server's user, who must not have root write to another file.
+        let mut options = OpenOptions::new();
+        options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(self.log_path())?;
         Ok((file.try_clone()?, file))
     }
 
@@ -333,6 +340,9 @@ impl PrivatePostgres {
         let id = lock.lines().nth(6).and_then(|line| line.split_whitespace().nth(1));
         if let Some(id) = id {
             let mut ipcrm = Command::new("ipcrm");
+            if let Some(user) = self.user {
+                user.run(&mut ipcrm);
+            }
             drop(ipcrm.args(["-m", id]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status());
         }
     }
@@ -580,12 +590,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn with_a_password_nobody_without_it_gets_in_over_tcp() {
-        let server = PrivatePostgres::start(Settings { password: true, ..Settings::default() }).unwrap();
+    async fn nobody_without_the_password_gets_in_and_no_other_user_reaches_its_files() {
+        let server = PrivatePostgres::start(Settings::default()).unwrap();
         server.connect().await.unwrap();
         let mut without = tokio_postgres::Config::new();
-        without.host("127.0.0.1").port(server.port()).user(USER);
-        assert!(connect(&without).await.is_err());
+        without.port(server.port()).user(USER);
+        let by_tcp = without.clone().host("127.0.0.1").to_owned();
+        let by_socket = without.host_path(server.socket_dir().unwrap()).to_owned();
+        for without in [by_tcp, by_socket] {
+            assert!(connect(&without).await.is_err(), "{without:?}");
+        }
+        assert!(!server.dir.join("password").exists());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o077;
+        let socket = server.socket_dir().unwrap().join(format!(".s.PGSQL.{}", server.port()));
+        for path in [&server.dir, &server.data_dir(), &server.log_path(), &socket] {
+            assert_eq!(mode(path), 0, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_not_written_through() {
+        let server = PrivatePostgres::new(Settings::default()).unwrap();
+        let target = tempfile::NamedTempFile::new().unwrap();
+        for name in ["password", "postgres.log"] {
+            std::os::unix::fs::symlink(target.path(), server.dir.join(name)).unwrap();
+        }
+        assert!(server.initdb().is_err() && server.log_files().is_err());
+        assert_eq!(fs::read_to_string(target.path()).unwrap(), "");
     }
 
     #[test]

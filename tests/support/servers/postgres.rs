@@ -168,7 +168,7 @@ impl Postgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let dir = run_directory().join(format!("postgres-server-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&dir).expect("directory of a Postgres");
-        let settings = Settings { bin: Some(programs), dir: Some(dir), password: false, configuration };
+        let settings = Settings { bin: Some(programs), dir: Some(dir), configuration };
         PrivatePostgres::new(settings).expect("a private Postgres")
     }
 
