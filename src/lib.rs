@@ -44,6 +44,7 @@
 //! | [`failpoint`] | points at which a test may pause, fail or kill the process | no |
 //! | [`clock`] | the wall clock, and the epoch of Postgres | reads the clock |
 //! | [`secret`] | text that is never displayed | no |
+//! | [`printable`] | text without characters that a terminal obeys | no |
 //! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
 //! | [`template`] | templates over columns: topics, keys, headers, values | no |
 //! | [`config`] | file, variables and flags, validated | reads files |
@@ -139,6 +140,7 @@ pub mod ledger;
 pub mod poll;
 pub mod position;
 pub(crate) mod postgres;
+pub(crate) mod printable;
 pub mod relay;
 pub(crate) mod replay;
 pub mod route;

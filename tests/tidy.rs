@@ -101,6 +101,31 @@ fn in_backticks(cell: &str) -> Option<&str> {
 }
 
 #[test]
+fn what_is_printed_is_made_printable() {
+    // `cli/output.rs` and `sink/stdout.rs` do so, `cli/tail.rs` prints lines of the latter, `main.rs` what `cli` made. The demo
+    // prints its own figures.
+    const WRITERS: [&str; 6] = [
+        "src/cli/output.rs",
+        "src/cli/tail.rs",
+        "src/demo/mod.rs",
+        "src/main.rs",
+        "src/sink/stdout.rs",
+        "src/telemetry/logging.rs",
+    ];
+    let writes = |line: &str| {
+        // The bars of `cli/progress.rs` get printable words.
+        let is_asked = line.contains("is_terminal") || line.contains("ProgressDrawTarget");
+        ["stdout()", "stderr()", "io::stderr", "println!"].iter().any(|way| line.contains(way)) && !is_asked
+    };
+    let mut wrong = Vec::new();
+    for file in files("src", &[".rs"]).iter().filter(|file| !WRITERS.contains(&file.path.as_str())) {
+        let found = file.code().filter(|(_, line)| writes(line));
+        wrong.extend(found.map(|(number, line)| format!("{}:{number}: {}", file.path, line.trim())));
+    }
+    none("print with src/cli/output.rs", wrong);
+}
+
+#[test]
 fn imports_point_to_the_top_of_the_table_of_modules() {
     let map = read("src/lib.rs");
     let table: Vec<&str> = map

@@ -10,6 +10,7 @@ use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret}
 use crate::config::model::KEYS;
 use crate::demo;
 use crate::error::{Error, Flag, Kind, NextCommand, Result};
+use crate::printable::printable;
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::kafka::native::linked_versions;
@@ -279,7 +280,7 @@ pub fn error_text(error: &Error, typed: &ArgMatches) -> String {
     // Commands that write a file have only --json.
     let json = typed.try_get_one::<bool>("json").ok().flatten().is_some_and(|json| *json).then_some(Form::Json);
     let form = typed.try_get_one::<Form>("form").ok().flatten().copied();
-    error_in(json.or(form).unwrap_or_default(), error)
+    printable(&error_in(json.or(form).unwrap_or_default(), error)).into_owned()
 }
 
 /// Whether these are the words of a Nagios check, which has the exit codes of the plugin interface.
@@ -305,7 +306,7 @@ pub fn usage_error(error: &clap::Error, words: &[String]) -> Option<String> {
     let values = values.chain(words.iter().filter_map(|word| word.strip_prefix("--output=")));
     let json = words.iter().any(|word| word == "--json").then_some("json");
     let form = values.chain(json).find_map(|value| Form::from_str(value, true).ok())?;
-    (form != Form::Table).then(|| error_in(form, &error))
+    (form != Form::Table).then(|| printable(&error_in(form, &error)).into_owned())
 }
 
 fn innermost(typed: &ArgMatches) -> &ArgMatches {

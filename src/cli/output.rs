@@ -11,6 +11,7 @@ use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::error::{Error, Kind, Result};
+use crate::printable::{is_harmful, printable};
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -51,8 +52,14 @@ pub(crate) fn print(text: &str) -> Outcome {
 /// As [`print()`], for a command that only prints and has no end of its own.
 pub(crate) fn print_to_reader(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.write_all(printable(text).as_bytes()).and_then(|()| stdout.flush());
     written.map_err(Failure::of_stdout)
+}
+
+/// Clears the terminal that standard output is.
+pub(crate) fn clear_screen() -> Outcome {
+    const TO_TOP_AND_CLEAR: &str = "\x1b[H\x1b[2J";
+    io::stdout().lock().write_all(TO_TOP_AND_CLEAR.as_bytes()).map_err(Failure::of_stdout)
 }
 
 pub(crate) fn print_line(text: impl std::fmt::Display) -> Outcome {
@@ -114,9 +121,14 @@ pub(crate) fn print_report(output: Output, value: &impl Serialize, text: &str) -
     }
 }
 
+/// A value as YAML; as JSON, which YAML contains, where a text has to be escaped.
 fn yaml(value: &impl Serialize) -> Result<String, Error> {
-    yaml_serde::to_string(value)
-        .map_err(|error| Error::new(Kind::Bug, format!("the result cannot be printed as YAML: {error}")))
+    let yaml = yaml_serde::to_string(value)
+        .map_err(|error| Error::new(Kind::Bug, format!("the result cannot be printed as YAML: {error}")))?;
+    match yaml == printable(&yaml) {
+        true => Ok(yaml),
+        false => Ok(serde_json::to_string_pretty(value).map_err(no_json)? + "\n"),
+    }
 }
 
 /// An error for programs. `kind` and `exit_code` are those of `docs/reference/exit-codes.md`.
@@ -215,7 +227,12 @@ impl Target {
     }
 }
 
+/// `text` as one word of a shell; in the form of bash and zsh where a character has to be escaped.
 pub(crate) fn shell_word(text: &str) -> String {
+    if text.contains(is_harmful) {
+        let text = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\t', "\\t");
+        return format!("$'{}'", printable(&text));
+    }
     match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/:,=@".contains(c)) {
         true => text.to_owned(),
         false => format!("'{}'", text.replace('\'', "'\\''")),
@@ -224,7 +241,7 @@ pub(crate) fn shell_word(text: &str) -> String {
 
 pub(crate) fn note(text: impl std::fmt::Display) {
     // A fault of standard error cannot be reported.
-    writeln!(io::stderr().lock(), "{text}").unwrap_or_default();
+    writeln!(io::stderr().lock(), "{}", printable(&text.to_string())).unwrap_or_default();
 }
 
 pub(crate) fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
@@ -305,7 +322,7 @@ fn asked(question: &str) -> Result<String> {
     }
     let failed = |error: io::Error| Error::new(Kind::Config, format!("the terminal cannot be asked: {error}"));
     let mut stderr = io::stderr().lock();
-    write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
+    write!(stderr, "{} [y/N] ", printable(question)).and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer).map_err(failed)?;
     Ok(answer)
@@ -478,6 +495,16 @@ mod tests {
         let yaml = "kind: NotVerified\nexit_code: 1\nerror: x\nremedy: null";
         assert_eq!(error_in(Form::Yaml, &Error::new(Kind::NotVerified, "x")), yaml);
         assert_eq!(error_in(Form::Table, &error), error_lines(&error));
+    }
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped_in_each_form() {
+        let hostile = "a\u{1b}[2J\u{9b}\u{202e}b";
+        assert_eq!(shell_word(&format!("{hostile}'\\")), r"$'a\u001b[2J\u009b\u202eb\'\\'");
+        let read = |text: &str| yaml_serde::from_str::<Vec<String>>(&printable(text)).unwrap();
+        let text = yaml(&[hostile]).unwrap();
+        assert_eq!((read(&text), printable(&text).contains(hostile)), (vec![hostile.to_owned()], false));
+        assert_eq!(yaml(&["größe"]).unwrap(), "- größe\n");
     }
 
     #[test]

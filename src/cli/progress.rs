@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::{Output, note};
+use crate::printable::printable;
 
 /// A command that ends sooner shows no bar.
 const SHOWN_AFTER: Duration = Duration::from_millis(500);
@@ -41,7 +42,7 @@ impl Bar {
             None => begun(of),
         };
         bar.set_position(done);
-        bar.set_message(what());
+        bar.set_message(printable(&what()).into_owned());
         self.shown = Some(bar);
     }
 

@@ -13,7 +13,9 @@ use tokio_postgres::types::Type;
 
 use crate::cli::config::{self, AGE_MAX, Common, DAY, seconds};
 use crate::cli::nagios::{Check, State, figure};
-use crate::cli::output::{Outcome, Output, counted, labelled, or_dash, print, print_line, print_to_reader};
+use crate::cli::output::{
+    Outcome, Output, clear_screen, counted, labelled, or_dash, print, print_line, print_to_reader,
+};
 use crate::cli::undelivered::parked::ParkedCount;
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -31,9 +33,6 @@ const NEEDS_RIGHT: &str = "(needs pg_monitor)";
 
 /// The problem of a slot that nobody reads.
 pub(super) const NO_RELAY: &str = "no relay streams from the slot";
-
-/// Clears the screen and starts at its top left.
-const REDRAW: &str = "\x1b[H\x1b[2J";
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The pause before the next look, while one look cannot tell whether the lag is over its limit.
@@ -109,8 +108,11 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
         tick.tick().await;
         let mut report = checked.read(&mut looks).await?;
         report.relay.ask_intake(checked.http, &checked.slot).await;
+        if redraw {
+            clear_screen()?;
+        }
         print_to_reader(&match redraw {
-            true => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
+            true => format!("{}\n\n{}", clock(), report.table()),
             false => args.output.line(&report, &format!("time={} {}", clock(), report.line()))?,
         })?;
     }

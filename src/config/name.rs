@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::position::Lsn;
+use crate::printable::is_harmful;
 
 /// Postgres silently truncates longer identifiers (`NAMEDATALEN` - 1), so they are refused here.
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
@@ -128,9 +129,14 @@ impl fmt::Display for TableName {
 
 /// The identifier at the beginning of `text`, read as SQL does: an unquoted one folds to lower case.
 fn identifier(text: &str) -> Result<(String, &str), &'static str> {
-    let (name, rest) = match text.strip_prefix('"') {
-        Some(quoted) => quoted_identifier(quoted)?,
-        None => {
+    let escaped = text.strip_prefix("U&\"").or_else(|| text.strip_prefix("u&\""));
+    let (name, rest) = match (text.strip_prefix('"'), escaped) {
+        (Some(quoted), _) => quoted_identifier(quoted)?,
+        (None, Some(escaped)) => {
+            let (name, rest) = quoted_identifier(escaped)?;
+            (unescaped(&name)?, rest)
+        }
+        (None, None) => {
             let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(text.len());
             let (name, rest) = text.split_at(end);
             (name.to_lowercase(), rest)
@@ -164,7 +170,38 @@ fn quoted_identifier(quoted: &str) -> Result<(String, &str), &'static str> {
 pub(crate) fn quoted(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
-    if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+    if plain { name.to_owned() } else { in_quotes(name) }
+}
+
+/// The name in quotes. Characters that are not shown are Unicode escapes of SQL, as in `U&"a\001b"`.
+pub(crate) fn in_quotes(name: &str) -> String {
+    let quoted = name.replace('"', "\"\"");
+    if !name.contains(is_harmful) {
+        return format!("\"{quoted}\"");
+    }
+    let escaped = quoted.chars().map(|character| match character {
+        '\\' => r"\\".to_owned(),
+        character if is_harmful(character) => format!("\\{:04x}", u32::from(character)),
+        character => character.to_string(),
+    });
+    format!("U&\"{}\"", escaped.collect::<String>())
+}
+
+/// The name that [`in_quotes`] wrote with escapes.
+fn unescaped(name: &str) -> Result<String, &'static str> {
+    let mut parts = name.split('\\');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    while let Some(part) = parts.next() {
+        if part.is_empty() {
+            out.push('\\');
+            out.push_str(parts.next().unwrap_or_default());
+            continue;
+        }
+        let code = part.get(..4).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        out.push(code.and_then(char::from_u32).ok_or("an escape of U&\"…\" is a backslash and four digits")?);
+        out.push_str(part.get(4..).unwrap_or_default());
+    }
+    Ok(out)
 }
 
 /// The SQL that has a publication, quoted where necessary, publish all of a table. Its other tables stay: `set table` would remove
@@ -294,7 +331,9 @@ mod tests {
 
     #[test]
     fn a_displayed_table_name_parses_to_the_same_name() {
-        for text in ["public.outbox", r#""Sales"."Out ""box""""#, r#"public."1st""#] {
+        for text in
+            ["public.outbox", r#""Sales"."Out ""box""""#, r#"public."1st""#, r#"public.U&"a\001b\\ ""\202e\000a""#]
+        {
             let name: TableName = text.parse().unwrap();
             assert_eq!(name.to_string(), text);
             assert_eq!(name.to_string().parse::<TableName>().unwrap(), name);

@@ -1,6 +1,7 @@
 //! Quotes names and texts for SQL (P11). Replication commands take no parameters, so quoting is the only way.
 
 use crate::config::TableName;
+use crate::config::name::in_quotes;
 use crate::error::{Error, Kind, Result};
 
 /// `name` as a quoted identifier. Refuses a name that is empty or holds NUL, which cannot be quoted.
@@ -9,7 +10,7 @@ pub(crate) fn quote_ident(name: &str) -> Result<String> {
         return Err(Error::new(Kind::Config, "a name for Postgres is empty"));
     }
     without_nul(name)?;
-    Ok(quoted(name))
+    Ok(format!("\"{}\"", name.replace('"', "\"\"")))
 }
 
 pub(crate) fn quote_table(name: &TableName) -> Result<String> {
@@ -23,7 +24,7 @@ pub(crate) fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<S
 
 /// `name` as a quoted identifier in a text for people. Refuses nothing; SQL that is sent uses [`quote_ident`].
 pub(crate) fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
+    in_quotes(name)
 }
 
 /// `text`, which must hold no NUL, as a string constant under any `standard_conforming_strings`.
@@ -57,6 +58,7 @@ mod tests {
     #[test]
     fn identifiers_and_literals_keep_quotes_case_and_commas() {
         assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
+        assert_eq!((quoted("a\u{1b}\\b").as_str(), quoted("a\\b").as_str()), (r#"U&"a\001b\\b""#, r#""a\b""#));
         assert_eq!(quote_ident(r#"We,ird"x'; DROP"#).unwrap(), r#""We,ird""x'; DROP""#);
         assert_eq!(quote_literal("it's").unwrap(), "'it''s'");
         // Under both settings of standard_conforming_strings.

@@ -11,6 +11,7 @@ use tokio::time::{Duration, timeout};
 use super::{Delivery, EnqueueError, Sink};
 use crate::error::{Error, Kind};
 use crate::ledger::Ticket;
+use crate::printable::printable;
 use crate::route::Record;
 
 /// Lines that may wait for the reader of standard output.
@@ -130,9 +131,8 @@ pub(crate) fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {
         value: json_of(record.value),
         timestamp_ms: record.timestamp_ms,
     };
-    let mut line = serde_json::to_vec(&printed).map_err(|error| Error::new(Kind::Bug, error))?;
-    line.push(b'\n');
-    Ok(line)
+    let line = serde_json::to_string(&printed).map_err(|error| Error::new(Kind::Bug, error))?;
+    Ok((printable(&line).into_owned() + "\n").into_bytes())
 }
 
 /// Bytes as JSON: text, an object with hexadecimal digits, or `null`.

@@ -16,6 +16,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::error::{Error, Kind, Result};
+use crate::printable::{Printable, is_harmful};
 
 /// Longer values are cut in the text format.
 const VALUE_BYTES_MAX: usize = 4096;
@@ -31,8 +32,13 @@ const VALUE_BYTES_MAX: usize = 4096;
 pub fn init(json: bool, filter: &str) -> Result<()> {
     let filter = parse_filter(filter)?;
     let has_colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
-    let started = subscriber(json, filter, has_colours, BoxMakeWriter::new(std::io::stderr)).try_init();
+    let started = subscriber(json, filter, has_colours, writer(json, std::io::stderr)).try_init();
     started.map_err(|error| Error::new(Kind::Bug, format!("logging was started twice: {error}")))
+}
+
+/// The text format escapes values, and colours lines. JSON is escaped as a whole.
+fn writer<W: std::io::Write>(json: bool, to: impl Fn() -> W + Send + Sync + 'static) -> BoxMakeWriter {
+    if json { BoxMakeWriter::new(move || Printable(to())) } else { BoxMakeWriter::new(to) }
 }
 
 /// <https://no-color.org>
@@ -92,7 +98,7 @@ impl<W: Write> Write for Escaped<'_, W> {
                 return Ok(());
             }
             self.budget_bytes = self.budget_bytes.saturating_sub(character.len_utf8());
-            if is_unsafe(character) {
+            if is_harmful(character) {
                 write!(self.writer, "{}", character.escape_default())?;
             } else {
                 self.writer.write_char(character)?;
@@ -105,21 +111,14 @@ impl<W: Write> Write for Escaped<'_, W> {
     }
 }
 
-/// Control characters, and those that reorder or break lines on a terminal.
-fn is_unsafe(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     fn logged(json: bool, act: impl FnOnce()) -> String {
         let log = tempfile::NamedTempFile::new().unwrap();
-        let writer = BoxMakeWriter::new(Mutex::new(log.reopen().unwrap()));
+        let file = log.reopen().unwrap();
+        let writer = writer(json, move || file.try_clone().unwrap());
         tracing::subscriber::with_default(subscriber(json, EnvFilter::new("info"), false, writer), act);
         std::fs::read_to_string(log.path()).unwrap()
     }
@@ -129,7 +128,7 @@ mod tests {
         let hostile = "a\nERROR forged \u{1b}[31mred\u{7}\0 \u{202e}";
         let text = logged(false, || tracing::info!(topic = hostile, id = %hostile, "cannot route {hostile}"));
         assert!(text.lines().count() == 1 && text.ends_with('\n'), "{text}");
-        assert!(!text.trim_end().chars().any(is_unsafe), "{text:?}");
+        assert!(!text.trim_end().chars().any(is_harmful), "{text:?}");
         assert!(text.contains("cannot route a\\nERROR forged \\u{1b}[31mred"), "{text}");
     }
 
@@ -160,6 +159,8 @@ mod tests {
         for (field, value) in [("message", "\"hello\""), ("slot", r#""a\nb""#), ("lag_bytes", "12")] {
             assert_eq!(line[field].to_string(), value, "{field}");
         }
+        let text = logged(true, || tracing::info!(slot = "a\u{202e}\u{9b}b\u{7f}", "hello"));
+        assert!(text.contains(r#""a\u202e\u009bb\u007f""#), "{text}");
         line["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
     }
 

@@ -12,6 +12,7 @@ use sd_notify::NotifyState;
 
 use super::doing::Doing;
 use super::{NotReady, Telemetry};
+use crate::printable::printable;
 
 /// Between two notifications, unless the watchdog wants them sooner.
 const TICK: Duration = Duration::from_secs(1);
@@ -67,6 +68,7 @@ impl ServiceManager {
         let reason = self.telemetry.health.not_ready();
         let Doing { headline, notes, .. } = Doing::of(&self.telemetry);
         let status = [vec![headline], notes].concat().join(". ").replace('\n', " ");
+        let status = printable(&status);
         let mut states = vec![NotifyState::Status(&status)];
         if matches!(reason, None | Some(NotReady::StandingBy(_))) && !std::mem::replace(&mut self.was_ready, true) {
             states.push(NotifyState::Ready);

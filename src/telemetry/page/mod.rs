@@ -26,6 +26,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::snapshot::{History, Snapshot};
 use super::{Flow, Telemetry};
+use crate::printable::printable;
 
 const TICK: Duration = Duration::from_secs(1);
 /// A stream of events ends so long before its connection is closed, so that the browser sees no fault.
@@ -101,7 +102,7 @@ impl Page {
     }
 
     fn sections(&self) -> String {
-        render::sections(&self.snapshot()).into_string()
+        sections(&self.snapshot())
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -119,7 +120,11 @@ async fn document(State(page): State<Arc<Page>>) -> Response {
 
 fn html(now: &Snapshot) -> String {
     let page = PAGE.replace("{style}", STYLE).replace("{script}", SCRIPT);
-    page.replace("{sections}", &render::sections(now).into_string())
+    page.replace("{sections}", &sections(now))
+}
+
+fn sections(now: &Snapshot) -> String {
+    printable(&render::sections(now).into_string()).into_owned()
 }
 
 async fn events(State(page): State<Arc<Page>>, Extension(ClosesAt(closes_at)): Extension<ClosesAt>) -> Response {
