@@ -1,13 +1,15 @@
 //! Metrics, health and the status page over HTTP: read-only, without payloads, secrets and settings of connections.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
-use axum::extract::State;
+use axum::extract::{Request as Asked, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -15,15 +17,16 @@ use clap::ValueEnum as _;
 use hyper::Request;
 use hyper::server::conn::http1;
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::page::{ClosesAt, Page};
 use super::{IntakeClosed, Telemetry};
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
+use crate::printable::printable;
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -34,15 +37,43 @@ const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// The limits of a client: a connection that cannot be held open gets a few kilobytes, a few seconds and one request.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Connections at a time; further ones wait in the listen queue.
+    /// Connections at a time. A further one takes the place of another, so that no client keeps a probe waiting.
     connections: usize,
+    /// From accept to the end of the request's head.
+    head: Duration,
     /// From accept to close, however slowly either side goes.
     lifetime: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 64, lifetime: Duration::from_secs(10) }
+        Limits { connections: 64, head: Duration::from_secs(2), lifetime: Duration::from_secs(10) }
+    }
+}
+
+/// The open connections, oldest first. Dropping one closes it.
+#[derive(Debug, Default)]
+struct Open(Vec<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    client: IpAddr,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Open {
+    /// Makes room for one more than `most`: closes the oldest connection of the client that has most.
+    fn make_room(&mut self, most: usize) {
+        self.0.retain(|connection| !connection.task.is_finished());
+        if self.0.len() < most {
+            return;
+        }
+        let of = |client| self.0.iter().filter(|connection| connection.client == client).count();
+        // Of equals `max_by_key` takes the last, which is the oldest here.
+        let found = self.0.iter().enumerate().rev().max_by_key(|(_, connection)| of(connection.client));
+        if let Some((place, _)) = found {
+            self.0.remove(place);
+        }
     }
 }
 
@@ -85,32 +116,56 @@ async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetr
 }
 
 async fn accept(limits: Limits, listener: TcpListener, routes: Router) -> Infallible {
-    let routes = routes.layer(axum::middleware::map_response(guarded));
-    let free = Arc::new(Semaphore::new(limits.connections));
+    let routes = routes.layer(middleware::map_response(guarded));
+    let mut open = Open::default();
     loop {
-        // The semaphore is never closed.
-        let permit = Arc::clone(&free).acquire_owned().await.ok();
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, client) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "a connection for metrics and health was not accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
+        open.make_room(limits.connections);
         let closes_at = Instant::now() + limits.lifetime;
-        let pages = routes.clone().layer(Extension(ClosesAt(closes_at)));
+        let mut pages = routes.clone().layer(Extension(ClosesAt(closes_at)));
+        if stream.local_addr().is_ok_and(|local| local.ip().to_canonical().is_loopback()) {
+            pages = pages.layer(middleware::from_fn(by_own_name));
+        }
         let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head)
             .keep_alive(false)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(pages));
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             if let Ok(Err(error)) = tokio::time::timeout_at(closes_at.into(), connection).await {
                 tracing::debug!(%error, "a connection for metrics and health failed");
             }
-            drop(permit);
         });
+        open.0.push(Connection { client: client.ip().to_canonical(), task: AbortOnDropHandle::new(task) });
     }
+}
+
+/// Refuses a request for another name. The page of a stranger can have its own name lead to a loopback address, and the
+/// browser then takes what is served there for that page's own (DNS rebinding).
+async fn by_own_name(request: Asked, next: Next) -> Response {
+    let hosts = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    if hosts.chain(request.uri().authority().map(Authority::as_str)).all(names_this_machine) {
+        return next.run(request).await;
+    }
+    let text =
+        "the request is for another name; ask by address or as localhost, and have a proxy send Host: localhost\n";
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+}
+
+/// Whether nobody else can own the name: an address, `localhost`, or a name without a dot, which is of this network.
+fn names_this_machine(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return host.is_empty() };
+    let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
+    let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+    is_address || !name.contains('.') || name.ends_with(".localhost")
 }
 
 fn metrics_and_health(telemetry: Telemetry) -> Router {
@@ -155,7 +210,8 @@ async fn ready(State(telemetry): State<Telemetry>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, line)
         }
     };
-    (status, [(header::CONTENT_TYPE, "application/json")], format!("{line}\n")).into_response()
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{}\n", printable(&line.to_string())))
+        .into_response()
 }
 
 /// The reason for which the relay that serves `/metrics` at `addr` accepts no event; `None` if intake is open.
@@ -286,26 +342,72 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_dawdles_or_sends_too_much_is_cut_off_and_the_next_one_served() {
-        let limits = Limits { connections: 2, lifetime: Duration::from_millis(300) };
+    async fn clients_that_dawdle_do_not_keep_others_waiting_and_are_cut_off() {
+        // What dawdles stays for longer than the test may take.
+        let hour = Duration::from_secs(3_600);
+        let limits = Limits { connections: 2, head: hour, lifetime: hour };
         let server = start(limits).await;
-        let started = tokio::time::Instant::now();
         let mut slow = Vec::new();
-        for _ in 0..limits.connections {
+        for _ in 0..2 * limits.connections {
             let mut stream = TcpStream::connect(server.addr).await.unwrap();
             stream.write_all(b"GET /healthz HTTP/1.1\r\nX-Slow: ").await.unwrap();
             slow.push(stream);
+            assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
         }
-        assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
-        assert!(started.elapsed() >= limits.lifetime, "the cap on connections did not hold");
-        for mut stream in slow {
-            let mut rest = Vec::new();
-            drop(stream.read_to_end(&mut rest).await);
-            assert!(!String::from_utf8_lossy(&rest).contains("alive"));
+        let server = start(Limits { head: Duration::from_millis(100), ..limits }).await;
+        for begin in ["", "GET /healthz HTTP/1.1\r\nX-Slow: "] {
+            assert_eq!(exchange(server.addr, begin).await.unwrap_or_default(), "", "{begin}");
         }
         let huge = format!("GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n", "x".repeat(100_000));
         let answer = exchange(server.addr, &huge).await.unwrap_or_default();
         assert!(!answer.contains("alive"), "{answer}");
+        let two = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2);
+        assert_eq!(exchange(server.addr, &two).await.unwrap().matches("alive").count(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_connection_of_the_client_with_most_makes_room() {
+        let mut open = Open::default();
+        let connection = |client: u8| {
+            let task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
+            Connection { client: IpAddr::from([10, 0, 0, client]), task }
+        };
+        let clients = |open: &Open| open.0.iter().map(|it| it.client.to_string()).collect::<Vec<_>>().join(" ");
+        for client in [1, 2, 3, 2] {
+            open.make_room(4);
+            open.0.push(connection(client));
+        }
+        open.make_room(4);
+        assert_eq!(clients(&open), "10.0.0.1 10.0.0.3 10.0.0.2");
+        open.make_room(3);
+        assert_eq!(clients(&open), "10.0.0.3 10.0.0.2", "of equals the oldest");
+        open.0.push(Connection {
+            client: IpAddr::from([10, 0, 0, 4]),
+            task: AbortOnDropHandle::new(tokio::spawn(async {})),
+        });
+        while !open.0.iter().any(|it| it.task.is_finished()) {
+            tokio::task::yield_now().await;
+        }
+        open.make_room(3);
+        assert_eq!(clients(&open), "10.0.0.3 10.0.0.2", "one that has ended leaves its place");
+    }
+
+    #[tokio::test]
+    async fn at_a_loopback_address_only_names_of_this_machine_are_answered() {
+        let server = start(Limits::default()).await;
+        let of = |host: &str| format!("GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        for own in ["127.0.0.1:9464", "[::1]:9464", "10.1.2.3", "localhost:1", "LocalHost.", "relay", "a.localhost"] {
+            let answer = exchange(server.addr, &of(own)).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{own}: {answer}");
+        }
+        let old = exchange(server.addr, "GET /healthz HTTP/1.0\r\n\r\n").await.unwrap();
+        assert!(old.starts_with("HTTP/1.0 200"), "{old}");
+        let two = of("localhost\r\nHost: evil.example");
+        let whole = "GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_owned();
+        for other in [of("evil.example"), of("127.0.0.1.evil.example:9464"), of("localhost@evil.example"), two, whole] {
+            let answer = exchange(server.addr, &other).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 421") && answer.contains("Host: localhost"), "{other}: {answer}");
+        }
     }
 
     #[tokio::test]
