@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cli::config::{self, FileArgs};
-use crate::cli::output::{Grid, Outcome, Target};
+use crate::cli::output::{Grid, Outcome, Target, counted};
 use crate::cli::sql::column;
 use crate::config::TableName;
 use crate::config::layers::Flags;
 use crate::config::name::quoted;
 use crate::error::{Error, Kind, Result};
-use crate::import::{Connector, Found, Import, Left};
+use crate::import::{Connector, Effect, Found, Import, Left};
 use crate::postgres::catalog::Table;
 use crate::postgres::sql::SqlSession;
 use crate::source::preflight::{self, judge_version};
@@ -63,12 +63,13 @@ pub(crate) async fn import(args: &ImportArgs) -> Outcome {
         None => Vec::new(),
     };
     let import = connector.import(&tables);
-    let about = if import.left.is_empty() { String::new() } else { table(&import.left) };
-    args.target.write(&import.toml, &about, &import)?;
-    match import.seen() {
-        0 => Ok(()),
-        seen => Err(not_carried(seen, &import).into()),
+    let mut about = if import.left.is_empty() { String::new() } else { table(&import.left) + "\n" };
+    let noticed = noticed(&import);
+    if noticed.is_none() {
+        about.push_str("Consumers notice no difference.");
     }
+    args.target.write(&import.toml, about.trim_end(), &import)?;
+    noticed.map_or(Ok(()), |noticed| Err(noticed.into()))
 }
 
 /// The tables of the database that the connector captures and has records of.
@@ -99,6 +100,13 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
         found.push(Found { name, table });
     }
     if found.is_empty() {
+        const IS_THERE: &str = "select from pg_catalog.pg_publication where pubname = $1::text";
+        if session.rows("looking for the publication", IS_THERE, &[&publication]).await?.is_empty() {
+            let cause = format!("publication {publication} does not exist in database {}", database.database);
+            let remedy = "name the connector's database, and in publication.name a publication of: select pubname from \
+                          pg_publication";
+            return Err(Error::new(Kind::Publication, cause).remedy(remedy));
+        }
         let cause =
             format!("publication {publication} in database {} has no outbox of the connector", database.database);
         let remedy = "name the connector's database, and its publication in publication.name";
@@ -107,10 +115,20 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-fn not_carried(seen: usize, import: &Import) -> Error {
-    let listed = import.left.len();
-    let cause = format!("of the {listed} options in the list, {seen} change, or may change, what consumers see");
-    Error::new(Kind::NotCarried, cause).remedy("see the lines `differs` and `may differ`; the rest is as it was")
+/// What consumers will notice, if they will or may notice something.
+fn noticed(import: &Import) -> Option<Error> {
+    if import.seen() == 0 {
+        return None;
+    }
+    let of = |effect, verb: &str| {
+        let options = import.options(effect);
+        (!options.is_empty())
+            .then(|| format!("{verb} {} ({})", counted(options.len() as u64, "option"), options.join(", ")))
+    };
+    let told = [of(Effect::Differs, "notice"), of(Effect::MayDiffer, "may notice")];
+    let told = told.into_iter().flatten().collect::<Vec<_>>();
+    let error = Error::new(Kind::NotCarried, format!("consumers {}", told.join(", and ")));
+    Some(error.remedy("see the lines `differs` and `may differ`, which are the first; the rest is as it was"))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -142,7 +160,6 @@ fn table(left: &[Left]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::import::Effect;
 
     #[test]
     fn the_table_of_options_has_aligned_columns() {
@@ -158,6 +175,25 @@ mod tests {
         may differ  a.b c        why; do
         no effect   longer.name  why
         ");
+    }
+
+    #[test]
+    fn the_last_line_counts_each_option_once() {
+        let left = |option: &str, effect| Left {
+            option: option.to_owned(),
+            effect,
+            why: "why".to_owned(),
+            what_to_do: String::new(),
+        };
+        let of = |left: &[Left]| {
+            noticed(&Import { toml: String::new(), left: left.to_vec() }).map(|error| error.cause().to_owned())
+        };
+        let one = [left("a", Effect::Differs), left("a", Effect::Differs), left("b", Effect::ToDo)];
+        assert_eq!(of(&one).as_deref(), Some("consumers notice 1 option (a)"));
+        let both = [left("a", Effect::Differs), left("b", Effect::MayDiffer), left("c", Effect::MayDiffer)];
+        assert_eq!(of(&both).as_deref(), Some("consumers notice 1 option (a), and may notice 2 options (b, c)"));
+        assert_eq!(of(&both[1..]).as_deref(), Some("consumers may notice 2 options (b, c)"));
+        assert_eq!(of(&one[2..]), None);
     }
 
     #[tokio::test]

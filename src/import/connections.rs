@@ -6,7 +6,7 @@ use regex::Regex;
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, ToDo};
-use super::given::{Given, LOGIN, PRODUCER_PREFIX, of_java};
+use super::given::{Given, LOGIN, PRODUCER_PREFIX};
 use super::options::{Fate, OPTIONS, PRODUCER};
 use crate::config::model::KAFKA_PROPERTIES;
 use crate::config::name::quoted;
@@ -14,6 +14,7 @@ use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 use crate::sink::kafka::properties::check_properties;
+use crate::template::of_java;
 
 pub(super) const TABLES: &str = "table.include.list";
 const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \
@@ -175,8 +176,7 @@ fn table_of(pattern: &str) -> Option<String> {
 /// Whether the connector captures a table: its schema and its name with the schema are both in the lists of that kind.
 ///
 /// Of two lists of a kind the one that includes counts, and an expression has to match the whole in whatever case:
-/// `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of Debezium. Java takes letters of ASCII
-/// for the same in either case, and here all letters are.
+/// `Selectors.TableSelectionPredicateBuilder.build` and `Predicates.includes` of Debezium.
 pub(super) fn captures(given: &Given, table: &TableName) -> Result<bool> {
     let schema = table.schema();
     let name = format!("{schema}.{}", table.table());
@@ -192,7 +192,8 @@ fn listed(given: &Given, [include, exclude]: [&str; 2], text: &str) -> Result<bo
         Error::new(Kind::Config, cause).remedy("write the names of the tables: SCHEMA.TABLE, with commas between")
     };
     for pattern in patterns(given.get(list).ok_or_else(unreadable)?) {
-        let compiled = of_java(&pattern).and_then(|pattern| Regex::new(&format!("(?i)^(?:{pattern})$")).ok());
+        let compiled = of_java(&format!("(?i){pattern}"));
+        let compiled = compiled.and_then(|pattern| Regex::new(&format!("^(?:{pattern})$")).ok());
         if compiled.ok_or_else(unreadable)?.is_match(text) {
             return Ok(list == include);
         }

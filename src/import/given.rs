@@ -285,40 +285,6 @@ fn unescaped(text: &str) -> Option<String> {
     Some(String::from_utf16_lossy(&units))
 }
 
-/// The expression with Java's ASCII classes written out, which have all of Unicode here. `None`: a quantifier is
-/// possessive, which the engine here would take for a repetition of a repetition.
-pub(super) fn of_java(regex: &str) -> Option<String> {
-    let mut out = String::with_capacity(regex.len());
-    let mut characters = regex.chars();
-    let (mut in_class, mut after_quantifier) = (false, false);
-    while let Some(c) = characters.next() {
-        let is_quantifier = !in_class && matches!(c, '*' | '+' | '?' | '}');
-        if after_quantifier && c == '+' {
-            return None;
-        }
-        after_quantifier = is_quantifier && !out.ends_with('(');
-        match c {
-            '\\' => match characters.next() {
-                Some('d') => out.push_str("[0-9]"),
-                Some('D') => out.push_str("[^0-9]"),
-                Some('w') => out.push_str("[0-9A-Za-z_]"),
-                Some('W') => out.push_str("[^0-9A-Za-z_]"),
-                Some('s') => out.push_str(r"[ \t\n\x0B\f\r]"),
-                Some('S') => out.push_str(r"[^ \t\n\x0B\f\r]"),
-                other => {
-                    out.push('\\');
-                    out.extend(other);
-                }
-            },
-            c => {
-                in_class = c == '[' || (in_class && c != ']');
-                out.push(c);
-            }
-        }
-    }
-    Some(out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -72,13 +72,24 @@ pub(crate) struct Left {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Import {
     pub toml: String,
-    /// What it lacks, in the order of the file, and last what the file leaves to a default.
+    /// What it lacks, by its effect, and then in the order of the file, and last what the file leaves to a default.
     pub left: Vec<Left>,
 }
 
 impl Import {
     pub(crate) fn seen(&self) -> usize {
         self.left.iter().filter(|left| left.effect.is_seen()).count()
+    }
+
+    /// The options that are listed with this effect, each once.
+    pub(crate) fn options(&self, effect: Effect) -> Vec<&str> {
+        let mut options = Vec::new();
+        for left in self.left.iter().filter(|left| left.effect == effect) {
+            if !options.contains(&left.option.as_str()) {
+                options.push(left.option.as_str());
+            }
+        }
+        options
     }
 }
 
@@ -130,7 +141,7 @@ impl Connector {
         router::carry(&mut carrying);
         connections::carry_kafka(&mut carrying);
         let Carrying { mut left, draft, .. } = carrying;
-        left.sort_by_key(|left| given.place(&left.option));
+        left.sort_by_key(|left| (left.effect, given.place(&left.option)));
         Import { toml: draft.toml(HEADING), left }
     }
 }

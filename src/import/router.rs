@@ -4,11 +4,11 @@ use regex::Regex;
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
-use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, unlike};
-use super::given::{Form, Given, of_java};
+use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, is_text, unlike};
+use super::given::{Form, Given};
 use crate::config::model::{ENVELOPE, HEADERS};
 use crate::postgres::catalog::{self, Column};
-use crate::template::Template;
+use crate::template::{Template, of_java};
 
 const REGEX: &str = "(?<routedByValue>.*)";
 const REPLACEMENT: &str = "outbox.event.${routedByValue}";
@@ -77,9 +77,8 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
     let written: Vec<_> =
         [("key", key_column), ("header", id), ("value", payload)].into_iter().chain(written).collect();
     decimals(carrying, &written);
-    for column in [key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str())) {
-        unlike(carrying, column);
-    }
+    let columns = [id, key_column, payload].into_iter().chain(placed.iter().map(|one| one.column.as_str()));
+    unlike(carrying, columns);
 }
 
 fn record_timestamp(carrying: &mut Carrying<'_>, column: &str) {
@@ -101,44 +100,58 @@ fn record_timestamp(carrying: &mut Carrying<'_>, column: &str) {
 /// one that is numeric in some outboxes only. `written` has the columns of each converter.
 fn decimals(carrying: &mut Carrying<'_>, written: &[(&str, &str)]) {
     for of in ["key", "value", "header"] {
-        let is_mixed = written.iter().any(|(converter, column)| {
-            let some = *converter == of && carrying.columns(column).into_iter().any(is_numeric);
-            some && !carrying.is_known(column, is_numeric)
+        // Of a numeric without precision, the format is not asked.
+        let is_fixed = |column: &&Column| is_numeric(column) && column.type_modifier >= 0;
+        let columns: Vec<&str> = written.iter().filter(|one| one.0 == of).map(|one| one.1).collect();
+        let has = |fits: &dyn Fn(&str) -> bool| columns.iter().any(|column| fits(column));
+        let is_mixed = has(&|column| {
+            carrying.columns(column).into_iter().any(is_numeric) && !carrying.is_known(column, is_numeric)
         });
-        let schemas = Converter::of(carrying.given, of) == Converter::Json { schemas: true };
+        let is_in_schema = Converter::of(carrying.given, of) == Converter::Json { schemas: true };
+        let schemas = is_in_schema && has(&|column| carrying.columns(column).iter().any(is_fixed));
         let is_unknown = carrying.tables.is_empty();
         if is_in_digits(carrying.given, of) && (schemas || is_unknown || is_mixed) {
+            let effect = if is_unknown || !schemas { MayDiffer } else { Differs };
             let why = "a numeric(p,s) is written in base64, which is Kafka Connect's default";
-            let what_to_do = match (schemas, is_unknown) {
+            let what_to_do = match (is_in_schema, is_unknown) {
                 (true, _) => ASK_CONSUMERS,
                 (false, true) => GIVE_DATABASE,
                 (false, false) => "write {COLUMN|connect|json} for the outboxes whose column is numeric",
             };
-            carrying.left(&format!("{of}.converter.decimal.format"), MayDiffer, why, what_to_do);
+            carrying.left(&format!("{of}.converter.decimal.format"), effect, why, what_to_do);
         }
     }
 }
 
 fn route(carrying: &mut Carrying<'_>, column: &str) {
+    const EXPRESSION: &str = "router.route.topic.regex";
     const NAME: &str = "router.route.topic.replacement";
     let given = carrying.given;
-    let regex = given.or("router.route.topic.regex", REGEX);
+    if let Some(other) = carrying.columns(column).into_iter().find(|column| !is_text(column)) {
+        let why = format!(
+            "column {column} is of type {}. Debezium makes no record of a value that is not text, and walrelay one",
+            other.type_name
+        );
+        carrying.left("router.route.by.field", MayDiffer, why, "find out whether events were lost");
+    }
+    let regex = given.or(EXPRESSION, REGEX);
     let replacement = given.or(NAME, REPLACEMENT).unwrap_or(REPLACEMENT);
     // Quarkus takes ${…} for a variable unless it is escaped.
     let replacement = match given.form {
         Form::Server => replacement.replace("$${", "${").replace("\\${", "${"),
         Form::Connect => replacement.to_owned(),
     };
-    let Some(regex) = regex else { return };
-    match topic(column, regex, &replacement) {
-        Ok(template) => carrying.draft.set("route.topic", &template),
-        Err(why) => {
-            let name = if given.has("router.route.topic.regex") { "router.route.topic.regex" } else { NAME };
-            carrying.draft.note("route.topic", "topic = …  (the expression could not be carried)");
-            let what_to_do = "write route.topic with match('…', '…') or a column that holds the topic";
-            carrying.left(name, Differs, why, what_to_do);
-        }
-    }
+    let made = regex.ok_or_else(|| "its value is filled in elsewhere".to_owned());
+    let made = made.and_then(|regex| topic(column, regex, &replacement));
+    let template = made.unwrap_or_else(|why| {
+        let name = if given.has(EXPRESSION) { EXPRESSION } else { NAME };
+        let what_to_do = "write route.topic with match('…', '…') or a column that holds the topic";
+        carrying.draft.note("route.topic", &format!("WRITE THIS: {why}. Until then no relay starts with this file."));
+        carrying.left(name, Differs, why, what_to_do);
+        // No function: with a line that is left out, all events would go to the default topic.
+        Template::written(column, "|write_this_by_hand")
+    });
+    carrying.draft.set("route.topic", &template);
 }
 
 fn key(carrying: &mut Carrying<'_>, column: &str) {
@@ -221,11 +234,13 @@ fn printed(carrying: &mut Carrying<'_>, option: &str, name: &str) -> &'static st
             format!("column {name} is of type {of}, of which the text was Java's, such as {java}, and is another");
         carrying.left(option, Differs, why, ASK_CONSUMERS);
     }
-    let is_plain = |column: &Column| {
-        let is_other = matches!(column.form(), catalog::Form::Bytea | catalog::Form::Numeric);
-        !is_other && (column.can_name() || column.can_hold_event())
-    };
-    if carrying.is_known(name, is_plain) { "" } else { "connect" }
+    if carrying.is_known(name, is_printed_alike) { "" } else { "connect" }
+}
+
+/// Whether Postgres prints a value as `toString` of Debezium's does.
+fn is_printed_alike(column: &Column) -> bool {
+    let is_other = matches!(column.form(), catalog::Form::Bytea | catalog::Form::Numeric);
+    !is_other && (column.can_name() || column.can_hold_event())
 }
 
 fn is_numeric(column: &Column) -> bool {
@@ -271,18 +286,23 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
         Converter::Json { schemas: false } => "connect('json')|default('null')",
         Converter::Json { schemas: true } => "connect('schema')",
     };
-    if let Converter::Json { schemas } = &converter {
+    let has_schemas = converter == Converter::Json { schemas: true };
+    let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
+    if is_text {
+        printed(carrying, HEADER, id);
+    }
+    let is_as_printed =
+        functions == "connect" && (carrying.tables.is_empty() || carrying.is_known(id, is_printed_alike));
+    if !is_as_printed {
         // The event's id is a header like the others.
         carrying.draft.set("route.id_header", "");
-        let of_id = match schemas {
+        let of_id = match has_schemas {
             true if carrying.tables.is_empty() => "connect('schema', 'required')",
             true => with_schema(carrying, id),
             false => functions,
         };
         carrying.draft.named(HEADERS, "id", &written(carrying, "header", id, of_id));
     }
-    let has_schemas = converter == Converter::Json { schemas: true };
-    let is_text = carrying.given.get(HEADER).is_some_and(|class| class.ends_with("StringConverter"));
     for one in placed.iter().filter(|one| one.place == Place::Header) {
         if is_text {
             printed(carrying, HEADER, &one.column);
@@ -428,7 +448,7 @@ fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
 
 fn expanded(carrying: &mut Carrying<'_>) {
     let why = "carried. If objects of an array have different members, Debezium orders the members by hash codes, which \
-               may change at each start of the worker; walrelay orders the members by first occurrence. What Debezium \
+               another Java, garbage collector or machine may change; walrelay orders them by first occurrence. What Debezium \
                fails on is sent, and what it loses in objects nested in arrays is kept. Some numbers have other digits \
                where Debezium runs on a Java before 19";
     carrying.left(EXPAND, MayDiffer, why, "do not let consumers depend on the order of members");
@@ -439,28 +459,20 @@ fn expanded(carrying: &mut Carrying<'_>) {
 /// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/regex/Matcher.html>.
 fn topic(column: &str, regex: &str, replacement: &str) -> Result<String, String> {
     let only_javas =
-        || "the regular expression has something only Java's have, such as (?=…), (?<!…) or a++".to_owned();
-    let regex = &of_java(regex).ok_or_else(only_javas)?;
-    let compiled = Regex::new(&format!("^(?:{regex})$")).map_err(|_| only_javas())?;
-    let template = if is_everything(regex) {
-        replaced(replacement, &compiled, &['{', '}'], |_| Template::written(column, ""))?
+        || "the regular expression has something only Java's have, such as (?=…), a++ or \\p{…}".to_owned();
+    let compiled =
+        of_java(regex).and_then(|regex| Regex::new(&format!("^(?:{regex})$")).ok()).ok_or_else(only_javas)?;
+    let whole = Template::written(column, "");
+    let template = replaced(replacement, &compiled, &['{', '}'], |_| whole.clone())?;
+    // A value that Java does not match, for it has several lines, stays in the topic, which Kafka then refuses.
+    let template = if is_everything(regex) && template.contains(&whole) {
+        template
     } else {
         let to = replaced(replacement, &compiled, &['$'], |group| format!("${{{group}}}"))?;
         let quoted = |text: &str| text.replace('\'', "''");
-        let first = if finds_the_whole(regex) { "" } else { ", 'first'" };
-        Template::written(column, &format!("|match('{}', '{}'{first})", quoted(regex), quoted(&to)))
+        Template::written(column, &format!("|match('{}', '{}', 'java')", quoted(regex), quoted(&to)))
     };
     template.parse::<Template>().map(|_| template).map_err(|error| error.to_string())
-}
-
-/// Whether the first place that the expression finds in a text is the whole text, wherever it matches that.
-///
-/// Java tests the whole, and then replaces the first place: with an alternative, a reluctant quantifier or several
-/// quantifiers this can be less.
-fn finds_the_whole(regex: &str) -> bool {
-    let quantifiers = regex.replace("(?", "(").matches(['*', '+', '?', '{']).count();
-    let takes_the_rest = [".*", ".+"].iter().any(|end| regex.trim_end_matches(')').ends_with(end));
-    !regex.contains('|') && (quantifiers <= 1 || takes_the_rest)
 }
 
 /// Whether it matches any text, and every group it has is the whole of it.
@@ -650,27 +662,24 @@ mod tests {
             ("type", "(.*)", "outbox.event.$1", "outbox.event.{type}"),
             ("type", "(.*)", "$1-v1.{x}", "{type}-v1.{{x}}"),
             ("type", "(.*)", "$12", "{type}2"),
-            ("type", ".*", "all", "all"),
+            ("type", ".*", "all", "{type|match('.*', 'all', 'java')}"),
             ("type", ".*", "a\\$b.$0", "a$b.{type}"),
             ("Odd Col", "(.*)", "$1", "{\"Odd Col\"}"),
             // What matches a part is a match.
-            ("type", "(.*)Created", "c16.$1", "{type|match('(.*)Created', 'c16.${1}')}"),
-            ("type", "(?<a>.*)_(?<b>.*)", "${b}.${a}x", "{type|match('(?<a>.*)_(?<b>.*)', '${b}.${a}x')}"),
-            ("type", "(.*)'s", "$1's\\$", "{type|match('(.*)''s', '${1}''s$$')}"),
+            ("type", "(.*)Created", "c16.$1", "{type|match('(.*)Created', 'c16.${1}', 'java')}"),
+            ("type", "(?<a>.*)_(?<b>.*)", "${b}.${a}x", "{type|match('(?<a>.*)_(?<b>.*)', '${b}.${a}x', 'java')}"),
+            ("type", "(.*)'s", "$1's\\$", "{type|match('(.*)''s', '${1}''s$$', 'java')}"),
             (
                 "type",
                 "(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)",
                 "$11$12",
-                "{type|match('(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)', '${11}${1}2')}",
+                "{type|match('(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)', '${11}${1}2', 'java')}",
             ),
-            // Classes are ASCII.
-            ("type", r"(\w+)\.v", "x", r"{type|match('([0-9A-Za-z_]+)\.v', 'x')}"),
-            ("type", r"[\d.]*", "x", r"{type|match('[[0-9].]*', 'x')}"),
-            ("type", r"\\d", "x", r"{type|match('\\d', 'x')}"),
-            // What may find a part replaces the first.
-            ("type", "a|ab", "x", "{type|match('a|ab', 'x', 'first')}"),
-            ("type", "(.*?)", "x", "{type|match('(.*?)', 'x', 'first')}"),
-            ("type", "a?(ab)?", "x", "{type|match('a?(ab)?', 'x', 'first')}"),
+            ("type", r"(\w+)\.v", "x", r"{type|match('(\w+)\.v', 'x', 'java')}"),
+            ("type", r"\\d", "x", r"{type|match('\\d', 'x', 'java')}"),
+            ("type", "a|ab", "x", "{type|match('a|ab', 'x', 'java')}"),
+            ("type", "(.*?)", "x", "{type|match('(.*?)', 'x', 'java')}"),
+            ("type", "a?(ab)?", "x", "{type|match('a?(ab)?', 'x', 'java')}"),
         ] {
             assert_eq!(topic(column, regex, replacement).as_deref(), Ok(wanted), "{regex} {replacement}");
         }

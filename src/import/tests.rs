@@ -82,7 +82,8 @@ fn a_connector_is_carried_and_each_doubt_is_listed() {
     for name in ["connect.json", "bare.json", "connect.properties", "server.properties"] {
         let text = read(format!("tests/debezium/imports/{name}"));
         let import = import(name, &text).unwrap();
-        assert_eq!(config(&import).outboxes.len(), 1);
+        let written = Import { toml: import.toml.replace("|write_this_by_hand", ""), ..import.clone() };
+        assert_eq!(config(&written).outboxes.len(), 1);
         let json = serde_json::to_string(&import).unwrap();
         assert!(text.contains("canary") && !json.contains("canary"), "a secret is written: {json}");
         for left in &import.left {
@@ -318,6 +319,82 @@ fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count()
     let left = import.import(&[outbox("a.o", "text", "jsonb")]).left;
     let pattern = left.iter().find(|left| left.option == "table.include.list").unwrap();
     assert!(pattern.why.contains("created later"));
+}
+
+/// The import of a connector with `more`, whose database has `found`.
+fn with_table(more: &str, found: Found) -> Import {
+    let text = format!(
+        "connector.class=PostgresConnector\nplugin.name=pgoutput\nslot.name=s\npublication.name=p\n\
+         extended.headers.enabled=false\ntransforms=o\ntable.include.list=a.o\nsnapshot.mode=no_data\n\
+         transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n\
+         value.converter=StringConverter\n{more}"
+    );
+    Connector::read("c.properties", &text).unwrap().import(&[found])
+}
+
+#[test]
+fn an_event_id_that_debezium_writes_as_another_text_is_a_header_of_its_own() {
+    let with_id = |id: &str, category: &str, more: &str| {
+        let mut table = outbox("a.o", "text", "jsonb");
+        let column = &mut table.table.columns[0];
+        (column.base.name, column.base.category) = (id.to_owned(), category.to_owned());
+        with_table(more, table)
+    };
+    for (id, category) in [("uuid", "U"), ("text", "S"), ("int8", "N"), ("mood", "E")] {
+        let import = with_id(id, category, "");
+        assert_eq!((import.seen(), templates(&config(&import)).2), (0, vec![]), "{id}");
+    }
+    for id in ["timestamptz", "timestamp", "date", "time", "timetz", "float8", "numeric", "bytea", "bool", "interval"] {
+        let config = config(&with_id(id, "", ""));
+        assert_eq!(templates(&config).2, [("id", "{id|connect}")], "{id}");
+        assert_eq!(config.outboxes[0].route.id_header, None);
+    }
+    let of_java = with_id("bytea", "U", "header.converter=StringConverter\n");
+    assert!(left(&of_java).contains(&("header.converter", Effect::Differs)));
+}
+
+#[test]
+fn a_topic_that_cannot_be_carried_makes_the_file_invalid() {
+    for (more, why) in [
+        ("transforms.o.route.topic.regex=(?=a).*\n", "only Java's have"),
+        ("transforms.o.route.topic.regex=${file:/x:y}\n", "filled in elsewhere"),
+        ("transforms.o.route.topic.regex=(.*)\ntransforms.o.route.topic.replacement=$2\n", "without a group"),
+    ] {
+        let import = with(&format!("value.converter=StringConverter\n{more}"));
+        let told = import.left.iter().find(|left| left.effect == Effect::Differs).unwrap();
+        assert!(told.why.contains(why), "{told:?}");
+        let file = ConfigFile::new("walrelay.toml", &import.toml);
+        let error = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap_err();
+        assert!(error.cause().contains("write_this_by_hand"), "{error}");
+    }
+}
+
+#[test]
+fn a_column_of_numbers_that_makes_the_topic_is_told() {
+    let of = |name: &str, base: &str| {
+        let mut table = outbox("a.o", "text", "jsonb");
+        table.table.columns.extend(found("a.o", &[(name, base, -1, None)]).table.columns);
+        with_table(&format!("transforms.o.route.by.field={name}\n"), table)
+    };
+    let told = of("kind", "int4").left;
+    assert_eq!((told[0].option.as_str(), told[0].effect), ("transforms.o.route.by.field", Effect::MayDiffer));
+    assert_eq!(of("kind", "text").seen(), 0);
+}
+
+#[test]
+fn columns_of_a_kind_share_a_line_and_lines_come_by_consequence() {
+    let columns = [("id", "uuid"), ("aggregatetype", "text"), ("aggregateid", "numeric"), ("payload", "numeric")];
+    let table = found("a.o", &columns.map(|(name, base)| (name, base, (9 << 16) + 4, None)));
+    let digits = "value.converter=JsonConverter\nvalue.converter.decimal.format=NUMERIC\n\
+                  database.sslpassword=x\n";
+    let told = with_table(digits, table.clone()).left;
+    let effects: Vec<_> = told.iter().map(|left| left.effect).collect();
+    assert!(effects.is_sorted() && effects[0] == Effect::Differs, "{told:?}");
+    assert!(told[0].option.ends_with("decimal.format"), "{told:?}");
+    let infinite: Vec<_> = told.iter().filter(|left| left.why.starts_with("NaN and infinity")).collect();
+    assert!(infinite.len() == 1 && infinite[0].why.ends_with(": aggregateid (), payload ()"), "{infinite:?}");
+    let without = with_table(digits, outbox("a.o", "text", "jsonb")).left;
+    assert!(!without.iter().any(|left| left.option.ends_with("decimal.format")), "{without:?}");
 }
 
 #[test]

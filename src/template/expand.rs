@@ -4,7 +4,7 @@
 //! of 32 or 64 bits or `double`. A value without an inferred schema stays a text.
 //!
 //! Two things are not as there. Debezium has the schemas of an array's objects in a `HashSet`, in the order of hash codes
-//! that include those of an `enum`, which each start of Java chooses anew: `JsonSchemaData.toConnectSchemaWithCycles`,
+//! that include those of an `enum`, which another Java, collector or machine changes: `JsonSchemaData.toConnectSchemaWithCycles`,
 //! `ConnectSchema.hashCode`, `Enum.hashCode`. Here members come in the order in which they first occur. And what does not
 //! fit the schema that was inferred is no record there, or is lost; here it is written as it is.
 

@@ -8,6 +8,7 @@ use regex::Regex;
 
 use super::connect::{ColumnType, Form, Moment};
 use super::expand::expand;
+use super::java::of_java;
 use super::json;
 
 /// An error is what the value should be instead.
@@ -66,12 +67,18 @@ impl Function {
                 let (from, to) = ((*from).to_owned(), (*to).to_owned());
                 text(move |value| Ok(value.replace(&from, &to).into()))
             }
-            ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first"]) => {
+            ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first" | "java"]) => {
+                let expression = match rest {
+                    ["java"] => of_java(expression).ok_or_else(|| {
+                        format!("{expression:?} has something that only Java's expressions have, such as (?=…), a++ or \\p{{…}}")
+                    })?,
+                    _ => (*expression).to_owned(),
+                };
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
                 let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
                 // Of a whole that matches, Java replaces the first place.
-                let replaced = if rest.is_empty() { None } else { Regex::new(expression).ok() };
+                let replaced = if rest.is_empty() { None } else { Regex::new(&expression).ok() };
                 let (replaced, to) = (replaced.unwrap_or_else(|| whole.clone()), (*to).to_owned());
                 text(move |value| match whole.is_match(&value) {
                     true => Ok(replaced.replace(&value, &to).into_owned().into()),

@@ -12,6 +12,7 @@
 //! | `{column\|replace('/', '-')}` | with every `/` as `-` |
 //! | `{column\|topic}` | with every character that Kafka forbids in a topic as `_` |
 //! | `{column\|match('(.*)Created', '$1')}` | where the whole value matches the expression, the second text instead |
+//! | `{column\|match('(?i)(.*)created', '$1', 'java')}` | the same with an expression of Java |
 //! | `{column\|strip('a', 'b')}` | the JSON object without these members |
 //! | `{column\|compact}` | the JSON without blanks between its parts |
 //! | `{column\|sort}` | the same, and the members of its objects in the order of their names |
@@ -28,6 +29,7 @@ mod bind;
 mod connect;
 mod expand;
 mod function;
+mod java;
 mod json;
 
 use std::str::FromStr;
@@ -35,6 +37,7 @@ use std::str::FromStr;
 pub(crate) use bind::{Bound, RenderError, UnknownColumn, Values};
 pub(crate) use connect::{ColumnType, Moment, bytea};
 use function::Function;
+pub(crate) use java::of_java;
 pub(crate) use json::{each_member, members, text_of};
 
 #[derive(Debug, Clone)]
@@ -170,7 +173,10 @@ impl Parser<'_> {
                 return Ok(field);
             }
             if !self.take("|") {
-                return Err(self.wrong("a | or } is expected here"));
+                return Err(self.wrong(
+                    "a | or } is expected here; a name with other characters than letters, digits and _ is in double quotes, as \
+                     in {\"Event Id\"}",
+                ));
             }
             self.blanks();
             field.functions.push(self.function()?);

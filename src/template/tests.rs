@@ -62,6 +62,7 @@ fn text_columns_members_and_functions_are_put_together() {
         ("{type|match('(?<kind>Order).*', '${kind}s')}", "Orders"),
         ("{type|match('Order|OrderCreated', 'x', 'first')}", "xCreated"),
         ("{type|match('Order', 'x', 'first')}", "OrderCreated"),
+        ("{type|match('(?i)order|(o\\w+)created', 'x$1', 'java')}", "xCreated"),
         ("{type|match('x|OrderCreated', 'both ends of an alternative')}", "both ends of an alternative"),
         ("{metadata.tenant}", "acme"),
         ("{metadata.n}", "12.50"),

@@ -220,8 +220,11 @@ def no_record_of_debezium(d):
     for column in case.uses():
         if not is_known(d.table[column]) and not is_structure(d.table[column]):
             return "a column of a type that Debezium does not know", ("table.include.list", column)
-    if d.row[case.router("route.by.field", "aggregatetype")] is None:
+    routed_by = case.router("route.by.field", "aggregatetype")
+    if d.row[routed_by] is None:
         return "an event that cannot be delivered", "errors.tolerance"
+    if d.table[routed_by]["category"] in "ABDNTVGR" or d.table[routed_by]["base"] == "bytea":
+        return "`route.by.field` of a column that is no text", "router.route.by.field"
     if "binary.handling.mode" in case.options:
         for of in ("key", "value"):
             if case.converter(of) in ("BinaryDataConverter", "ByteArrayConverter") and d.table[case.column_of(of)]["base"] == "bytea":

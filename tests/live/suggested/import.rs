@@ -60,16 +60,18 @@ fn config_import_writes_an_outbox_for_each_table_that_is_captured() {
 }
 
 #[test]
-fn config_import_refuses_a_publication_that_filters_rows_or_has_no_outbox() {
+fn config_import_refuses_a_publication_that_filters_rows_has_no_outbox_or_does_not_exist() {
     let seen = seen();
     let name = &seen.world.name;
     seen.sql.run(&format!(
         "create publication {name}_filter for table outbox where (aggregatetype <> 'x');
          create publication {name}_other for table other"
     ));
-    for (publication, cause) in
-        [("filter", format!("filters rows of {name}.outbox: ")), ("other", "has no outbox of the connector".to_owned())]
-    {
+    for (publication, cause) in [
+        ("filter", format!("filters rows of {name}.outbox: ")),
+        ("other", "has no outbox of the connector".to_owned()),
+        ("missing", format!("publication {name}_missing does not exist in database ")),
+    ] {
         let output = imported(&seen, &format!("{name}_{publication}"));
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(15), 0), "{told}");
