@@ -74,6 +74,9 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
         false => Catalog::read(session.client(), &source.publication, None, None).await.map_err(Error::from)?,
     };
     let publication = catalog.publication.as_ref();
+    if let Some(slot) = &slot {
+        is_walrelays(&source, slot)?;
+    }
     if let Some(publication) = publication {
         may_go(&source.publication, publication, &catalog.other_tables, &outboxes)?;
     }
@@ -144,6 +147,27 @@ async fn carry_out(session: &SqlSession, output: Output, steps: &mut [Step]) -> 
         step.done = true;
     }
     Ok(())
+}
+
+/// Refuses a slot that no relay of this database has: another reader needs it, whatever the flags say.
+fn is_walrelays(source: &SourceConfig, slot: &Slot) -> Result<()> {
+    let (name, database) = (&source.slot, &source.database.database);
+    if slot.is_ours(database) {
+        return Ok(());
+    }
+    let plugin = slot.plugin.as_deref().unwrap_or_default();
+    let what = match (slot.slot_type.as_str(), slot.database.as_deref().unwrap_or_default()) {
+        ("logical", of) if of != database => {
+            format!("it belongs to database {of}, and the connection is to {database}")
+        }
+        ("logical", _) if plugin != "pgoutput" => format!("it uses the plugin {plugin}, and walrelay pgoutput"),
+        ("logical", _) if slot.temporary => "it is temporary, and goes when its session ends".to_owned(),
+        ("logical", _) => "it decodes prepared transactions".to_owned(),
+        (kind, _) => format!("it is a {kind} slot"),
+    };
+    Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not walrelay's: {what}")).remedy(format!(
+        "name the relay's slot and database; if nobody needs this one: select pg_drop_replication_slot('{name}')"
+    )))
 }
 
 /// Refuses a publication that others may need. `setup` creates publications of one table, or of the configured tables. A
@@ -244,6 +268,30 @@ mod tests {
         ] {
             let error = unread(&source, &Error::new(kind, "no"));
             assert!(error.kind() == expected && error.what_to_do().unwrap().contains(remedy), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_slot_of_another_reader_is_refused() {
+        let database = ConnInfo::parse(Some("host=db user=relay dbname=shop"), &|_| None).unwrap();
+        let source = SourceConfig::sample(database, "other", "walrelay_other", StreamConfig::default());
+        let ours = || Slot {
+            slot_type: "logical".to_owned(),
+            plugin: Some("pgoutput".to_owned()),
+            database: Some("shop".to_owned()),
+            ..Slot::default()
+        };
+        assert_eq!(is_walrelays(&source, &ours()), Ok(()));
+        for (slot, why) in [
+            (Slot { plugin: Some("test_decoding".to_owned()), ..ours() }, "plugin test_decoding"),
+            (Slot { database: Some("crm".to_owned()), ..ours() }, "database crm, and the connection is to shop"),
+            (Slot { temporary: true, ..ours() }, "temporary"),
+            (Slot { two_phase: true, ..ours() }, "prepared"),
+            (Slot { slot_type: "physical".to_owned(), plugin: None, database: None, ..ours() }, "a physical slot"),
+        ] {
+            let error = is_walrelays(&source, &slot).unwrap_err();
+            assert!(error.kind() == Kind::SlotUnusable && error.cause().contains(why), "{error}");
+            assert!(!error.what_to_do().unwrap().contains("--force"));
         }
     }
 
