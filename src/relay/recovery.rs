@@ -74,11 +74,12 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
     };
     if config.state.store == StoreKind::Slot {
         let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
+        let choices = format!(
+            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose with {}",
+            backlogs(config)
+        );
         return Err(Error::new(Kind::SlotUnusable, cause)
-            .remedy(Remedy::from("`").and(NextCommand::new("setup").option("slot", name)).and(
-            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose with --backlog all, \
-                 since=TIME or none",
-        )));
+            .remedy(Remedy::from("`").and(NextCommand::new("setup").option("slot", name)).and(choices)));
     }
     let Some(stored) = loaded else {
         if matches!(slot, SlotIs::Lost(_)) && config.source.backlog.is_none() {
@@ -272,6 +273,18 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
     }
 }
 
+/// The choices with `--backlog` that the configuration permits.
+fn backlogs(config: &Config) -> &'static str {
+    if config.outboxes.iter().all(|outbox| outbox.upkeep.pending.is_some()) {
+        "--backlog pending, or --backlog all (some events are duplicates)"
+    } else if config.outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()) {
+        "--backlog all (some events are duplicates)"
+    } else {
+        "--backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what was not relayed is given \
+         up)"
+    }
+}
+
 fn choices(config: &Config) -> Remedy {
     let first = match config.source.on_loss {
         OnLoss::Stop => {
@@ -281,8 +294,8 @@ fn choices(config: &Config) -> Remedy {
     };
     Remedy::from(format!(
         "{first}walrelay can recreate the slot, and asks you which rows of the table are published then: start it once with \
-         --adopt-slot and --backlog all, --backlog since=TIME (some events are duplicates) or --backlog none (what was not \
-         relayed is given up). `"
+         --adopt-slot and {}. `",
+        backlogs(config)
     ))
     .and(NextCommand::new("verify").option("slot", &config.source.slot))
     .and("` says what is missing in Kafka")

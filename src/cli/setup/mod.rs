@@ -14,8 +14,8 @@ use crate::cli::config::{self, Common, DAY, duration};
 use crate::cli::output::{Outcome, Output, note, print_report};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
-use crate::config::Mode;
 use crate::config::unit::exact_duration;
+use crate::config::{Mode, OutboxConfig};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, NextCommand, Result, both};
 use crate::postgres::fault::{self, While};
@@ -105,12 +105,26 @@ pub(crate) async fn setup(args: &SetupArgs, complete: &dyn Fn(NextCommand) -> Ne
     // A table that this command created is empty.
     let has_rows = found.outboxes.iter().any(|outbox| outbox.table.is_some());
     let again = if has_rows && plan.steps.iter().any(|step| step.how == How::Watched) {
-        "\n(rows that are already in the table: if a relay stored a position for this slot, the next one first publishes \
-         those that are unpublished; otherwise add --backlog all, or since=TIME, to its first run)"
+        format!(
+            "\n(rows that are already in the table: if a relay stored a position for this slot, the next one first publishes \
+             those that are unpublished; otherwise {})",
+            backlog_advice(&outboxes)
+        )
     } else {
-        ""
+        String::new()
     };
     args.output.say(format_args!("Ready. Next: {}{again}", complete(run)))
+}
+
+/// What has the rows published that are in the table before the first start, in words that `run` takes.
+fn backlog_advice(outboxes: &[OutboxConfig]) -> &'static str {
+    if outboxes.iter().all(|outbox| outbox.upkeep.pending.is_some()) {
+        "its first run publishes those that are pending, or all with --backlog all"
+    } else if outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()) {
+        "add --backlog all to its first run"
+    } else {
+        "add --backlog all, or since=TIME, to its first run"
+    }
 }
 
 async fn carry_out(args: &SetupArgs, session: &SqlSession, database: &ConnInfo, plan: &mut Plan) -> Outcome {
@@ -237,6 +251,22 @@ mod tests {
 
     fn step(how: How, doing: &str, sql: &str) -> Step {
         Step::new(how, doing.to_owned(), String::new(), sql.to_owned())
+    }
+
+    #[test]
+    fn the_advice_for_rows_of_before_is_one_that_run_takes() {
+        let outbox = |pending: Option<&str>, delete| {
+            let mut outbox = OutboxConfig::default();
+            outbox.upkeep.pending = pending.map(str::to_owned);
+            outbox.upkeep.delete = delete;
+            outbox
+        };
+        let [plain, deletes, pending] = [outbox(None, false), outbox(None, true), outbox(Some("x"), false)];
+        assert!(backlog_advice(std::slice::from_ref(&plain)).contains("since=TIME"));
+        for outboxes in [&[deletes][..], &[pending.clone(), plain], &[pending]] {
+            let advice = backlog_advice(outboxes);
+            assert!(!advice.contains("since") && advice.contains("--backlog all"), "{advice}");
+        }
     }
 
     #[test]

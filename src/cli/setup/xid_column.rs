@@ -2,7 +2,7 @@
 //!
 //! Postgres does not rewrite the table: the statement adds the column without a default and then the default, so existing
 //! rows keep NULL. It locks the table for an instant, and waits for the lock for two seconds. The index is built
-//! concurrently.
+//! concurrently, in a partitioned table on each partition; those become one index, which later partitions get, too.
 
 use std::collections::BTreeSet;
 
@@ -15,19 +15,51 @@ use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::SqlSession;
 
-const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
+const PARTITION_INDEXES: &str = include_str!("../../../sql/upkeep/partition_indexes.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
 const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
 /// Postgres cuts longer identifiers.
 const NAME_BYTES_MAX: usize = 63;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct IndexTarget {
     schema: String,
     table: String,
+    /// Whether it has partitions, and no rows of its own.
+    partitioned: bool,
+    /// The table that this is a partition of.
+    above: Option<Above>,
+    /// Whether an index begins with the column.
     indexed: bool,
+    /// An index of the column alone.
+    index: Option<String>,
+    /// Whether that index is a part of the index of the table above.
+    attached: bool,
     /// Whether an interrupted build left an invalid index of that name.
     broken: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Above {
+    schema: String,
+    table: String,
+}
+
+impl IndexTarget {
+    /// A partitioned table needs an index of the column alone, which those of its partitions can be attached to.
+    fn lacks_index(&self) -> bool {
+        if self.partitioned { self.index.is_none() } else { !self.indexed }
+    }
+
+    /// The index of the column alone: the one that is there, or the one that is made.
+    fn index_of(&self, column: &str) -> String {
+        self.index.clone().unwrap_or_else(|| index_name(&self.table, column))
+    }
+
+    /// Its index in SQL.
+    fn quoted_index(&self, column: &str) -> Result<String> {
+        Ok(format!("{}.{}", quote_ident(&self.schema)?, quote_ident(&self.index_of(column))?))
+    }
 }
 
 /// Adds the missing columns and indexes of existing tables to the end of `plan`. Changes nothing itself.
@@ -44,7 +76,7 @@ pub(crate) async fn extend(
         let targets = targets(session, name, table, &wanted).await?;
         steps(plan, name, table, &wanted, &targets)?;
         let schemas: BTreeSet<_> =
-            targets.iter().filter(|target| !target.indexed).map(|target| &target.schema).collect();
+            targets.iter().filter(|target| target.lacks_index()).map(|target| &target.schema).collect();
         for schema in schemas {
             let may_create = match schema == name.schema() {
                 true => target.may_create_in_schema,
@@ -84,16 +116,26 @@ async fn targets(session: &SqlSession, name: &TableName, table: &Table, wanted: 
     const DOING: &str = "looking at the indexes of the outbox table";
     let mut targets = Vec::new();
     if table.is_partitioned() {
-        for row in session.rows(DOING, LEAVES, &[&i64::from(table.oid), &wanted]).await? {
-            let (schema, table) = (column(&row, "schema")?, column(&row, "name")?);
-            targets.push(IndexTarget { schema, table, indexed: column(&row, "indexed")?, broken: false });
+        for row in session.rows(DOING, PARTITION_INDEXES, &[&i64::from(table.oid), &wanted]).await? {
+            let above: Option<String> = column(&row, "above")?;
+            let above_schema: Option<String> = column(&row, "above_schema")?;
+            targets.push(IndexTarget {
+                schema: column(&row, "schema")?,
+                table: column(&row, "name")?,
+                partitioned: !column::<bool>(&row, "is_leaf")?,
+                above: above_schema.zip(above).map(|(schema, table)| Above { schema, table }),
+                indexed: column(&row, "indexed")?,
+                index: column(&row, "index")?,
+                attached: column(&row, "attached")?,
+                broken: false,
+            });
         }
     } else {
         let indexed = table.column(wanted).is_some_and(|column| column.leads_index);
         let (schema, table) = (name.schema().to_owned(), name.table().to_owned());
-        targets.push(IndexTarget { schema, table, indexed, broken: false });
+        targets.push(IndexTarget { schema, table, indexed, ..IndexTarget::default() });
     }
-    for target in targets.iter_mut().filter(|target| !target.indexed) {
+    for target in targets.iter_mut().filter(|target| !target.partitioned && !target.indexed) {
         let index = index_name(&target.table, wanted);
         if let Some(row) = session.row(DOING, BROKEN_INDEX, &[&target.schema, &index]).await? {
             target.broken = column(&row, "broken")?;
@@ -131,7 +173,7 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, targets
         let result = format!("column {wanted} added to table {name}: existing rows have NULL");
         plan.steps.push(Step::new(How::Patiently, doing, result, sql));
     }
-    for target in targets.iter().filter(|target| !target.indexed) {
+    for target in targets.iter().filter(|target| target.lacks_index()) {
         let index = index_name(&target.table, wanted);
         let (schema, sql_index) = (quote_ident(&target.schema)?, quote_ident(&index)?);
         let (doing, result) = (format!("dropping invalid index {index}"), format!("invalid index {index} dropped"));
@@ -139,17 +181,22 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, targets
         plan.steps.extend(target.broken.then(|| Step::new(How::Unbounded, doing, result, drop)));
         let (doing, result) = (format!("creating index {index}"), format!("index {index} created"));
         let table = quote_ident(&target.table)?;
-        let create = format!("create index concurrently {sql_index} on {schema}.{table} ({sql_column});");
-        plan.steps.push(Step::new(How::Unbounded, doing, result, create));
+        let (how, create) = match target.partitioned {
+            // Without rows, it is made at once. It holds up writers for as long as it waits for its lock.
+            true => {
+                let create = format!("create index {sql_index} on only {schema}.{table} ({sql_column});");
+                (How::Patiently, in_short_transaction(&create))
+            }
+            false => {
+                let create = format!("create index concurrently {sql_index} on {schema}.{table} ({sql_column});");
+                (How::Unbounded, create)
+            }
+        };
+        plan.steps.push(Step::new(how, doing, result, create));
     }
+    attach(plan, wanted, targets)?;
     if plan.steps.len() == before {
         return Ok(());
-    }
-    if table.is_partitioned() {
-        plan.notes.push(format!(
-            "table {name} is partitioned, and Postgres cannot build an index of all partitions concurrently: each partition has \
-             its own, and a later partition needs one, too, on ({wanted})"
-        ));
     }
     plan.notes
         .push(format!("inserts into {name} must not name column {wanted}: an explicit NULL replaces the default"));
@@ -161,6 +208,27 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, targets
         );
     }
     Ok(())
+}
+
+/// Makes the indexes of partitions parts of that of their table: Postgres then gives a later partition such an index.
+fn attach(plan: &mut Plan, wanted: &str, targets: &[IndexTarget]) -> Result<()> {
+    let has_own = |target: &&IndexTarget| target.lacks_index() || target.index.is_some();
+    for target in targets.iter().filter(|target| !target.attached).filter(has_own) {
+        let Some(Above { schema, table }) = &target.above else { continue };
+        let above = targets.iter().find(|above| above.schema == *schema && above.table == *table);
+        let Some(above) = above else { continue };
+        let index = target.index_of(wanted);
+        let sql =
+            format!("alter index {} attach partition {};", above.quoted_index(wanted)?, target.quoted_index(wanted)?);
+        let doing = format!("attaching index {index} to that of table {table}");
+        let result = format!("index {index} attached to that of table {table}");
+        plan.steps.push(Step::new(How::Patiently, doing, result, in_short_transaction(&sql)));
+    }
+    Ok(())
+}
+
+fn in_short_transaction(sql: &str) -> String {
+    format!("begin;\nset local lock_timeout = '2s';\n{sql}\ncommit;")
 }
 
 #[cfg(test)]
@@ -178,7 +246,7 @@ mod tests {
     }
 
     fn target(table: &str, indexed: bool, broken: bool) -> IndexTarget {
-        IndexTarget { schema: "sales".to_owned(), table: table.to_owned(), indexed, broken }
+        IndexTarget { schema: "sales".to_owned(), table: table.to_owned(), indexed, broken, ..IndexTarget::default() }
     }
 
     fn sql(plan: &Plan) -> Vec<&str> {
@@ -228,9 +296,29 @@ mod tests {
 
         let mut parted = Table { owned: false, ..table("p", &[]) };
         parted.columns = there.columns;
-        steps(&mut plan, &name, &parted, "tx", &[target("p1", true, false), target("p2", false, false)]).unwrap();
-        assert_eq!(sql(&plan), ["create index concurrently \"p2_tx_idx\" on \"sales\".\"p2\" (\"tx\");"]);
-        assert_eq!((plan.notes.len(), plan.obstacles.len()), (2, 1));
+        let above = |table: &str| Some(Above { schema: "sales".to_owned(), table: table.to_owned() });
+        let whole = IndexTarget { partitioned: true, ..target("outbox", false, false) };
+        let named = IndexTarget { index: Some("own".to_owned()), ..target("p1", true, false) };
+        let targets = [
+            whole.clone(),
+            IndexTarget { above: above("outbox"), ..named.clone() },
+            IndexTarget { above: above("outbox"), ..target("p2", false, false) },
+            // Its index has other columns, too, or it is attached.
+            IndexTarget { above: above("outbox"), ..target("p3", true, false) },
+            IndexTarget { above: above("outbox"), attached: true, ..named },
+        ];
+        steps(&mut plan, &name, &parted, "tx", &targets).unwrap();
+        let short = |sql: &str| in_short_transaction(sql);
+        assert_eq!(
+            sql(&plan),
+            [
+                &short("create index \"outbox_tx_idx\" on only \"sales\".\"outbox\" (\"tx\");"),
+                "create index concurrently \"p2_tx_idx\" on \"sales\".\"p2\" (\"tx\");",
+                &short("alter index \"sales\".\"outbox_tx_idx\" attach partition \"sales\".\"own\";"),
+                &short("alter index \"sales\".\"outbox_tx_idx\" attach partition \"sales\".\"p2_tx_idx\";"),
+            ]
+        );
+        assert_eq!((plan.notes.len(), plan.obstacles.len()), (1, 1));
         assert_eq!(index_name(&"ü".repeat(40), "xid").len(), 62);
     }
 }
