@@ -28,7 +28,8 @@ pub(crate) struct ReplayArgs {
     /// Rows with one of these ids; can be repeated
     #[arg(long, value_name = "ID", num_args = 1..)]
     pub id: Vec<String>,
-    /// Rows of these aggregates, by the text of the column outbox.columns.aggregateid; can be repeated
+    /// Events of these aggregates, by the column outbox.columns.aggregateid, which is the record's key unless route.key is set; can
+    /// be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
     #[command(flatten)]

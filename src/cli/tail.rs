@@ -34,9 +34,9 @@ pub(crate) struct TailArgs {
 /// The conditions for events. An event has to match all of them.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Filter {
-    /// Events of one of these aggregates, by the record's key or the text of the column outbox.columns.aggregateid; can be
+    /// Events of these aggregates, by the record's key, or by the column outbox.columns.aggregateid where route.key is set; can be
     /// repeated
-    #[arg(long, value_name = "ID", num_args = 1..)]
+    #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
     /// Events for one of these topics; can be repeated
     #[arg(long, value_name = "TOPIC", num_args = 1..)]

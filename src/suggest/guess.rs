@@ -29,6 +29,7 @@ pub(super) enum Role {
     Key,
     Partition,
     Timestamp,
+    EventType,
     Header,
 }
 
@@ -41,6 +42,7 @@ impl Role {
             Role::Key => "key",
             Role::Partition => "partition",
             Role::Timestamp => "timestamp",
+            Role::EventType => "event type",
             Role::Header => "header",
         }
     }
@@ -308,6 +310,7 @@ impl<'t> Guesses<'t> {
 
     fn headers(&mut self) {
         if let Some(column) = self.named(words::EVENT_TYPE, |column| column.can_name() && column.form() != Form::Uuid) {
+            self.take(Role::EventType, column, BY_NAME, &[]);
             self.take(Role::Header, column, BY_NAME, &[]);
         }
         let bag = |column: &Column| matches!(column.form(), Form::Json | Form::Text | Form::Xml);
@@ -338,33 +341,50 @@ pub(super) struct Marked {
     pub(super) pending: String,
     /// The assignment after the delivery.
     pub(super) mark: String,
+    /// Whether the value of delivered rows is a number that nothing tells.
+    pub(super) is_guess: bool,
 }
 
-/// A word with a default, a flag that is false at first, or a time that is not set at first; with a time beside it.
+/// A word or a number with a default, a flag that is false at first, or a time that is not set at first; with a time beside it.
 pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     let named = |column: &Column, list: &str| !column.generated && Name::of(&column.name).has_a_word_of(list);
     let is_time = |column: &&Column| column.is_timestamp();
     let at = columns.iter().filter(is_time).find(|column| !column.is_never_null() && named(column, DONE));
-    let status = columns.iter().filter(|column| column.is_word() && named(column, STATUS));
-    let status = status.filter_map(|column| Some((column, text_of(column.default.as_deref()?)?))).next();
+    let statuses = || columns.iter().filter(|column| named(column, STATUS));
+    let default = |column: &Column, of: fn(&str) -> Option<String>| of(column.default.as_deref()?);
+    let status = statuses().filter(|column| column.is_word());
+    let status = status.filter_map(|column| Some((column, default(column, text_of)?))).next();
+    let number = statuses().filter(|column| column.is_integer());
+    let number = number.filter_map(|column| Some((column, default(column, number_of)?))).next();
     let is_flag = |column: &&Column| column.base.name == "bool" && column.default.as_deref() == Some("false");
     let flag = columns.iter().filter(is_flag).find(|column| named(column, DONE));
-    let (first, pending, set) = match (status, flag) {
-        (Some((column, text)), _) => {
+    let (first, pending, set) = match (status, number, flag) {
+        (Some((column, text)), ..) => {
             let (name, done) = (quoted(&column.name), in_the_case_of(&text, "published"));
             let (text, done) = (quote_literal(&text).ok()?, quote_literal(&done).ok()?);
             (Some(column), format!("{name} = {text}"), Some(format!("{name} = {done}")))
         }
-        (None, Some(column)) => {
+        (None, Some((column, ref number)), _) => {
+            let (name, done) = (quoted(&column.name), if number == "1" { "2" } else { "1" });
+            (Some(column), format!("{name} = {number}"), Some(format!("{name} = {done}")))
+        }
+        (None, None, Some(column)) => {
             let name = quoted(&column.name);
             (Some(column), format!("not {name}"), Some(format!("{name} = true")))
         }
-        (None, None) => (None, format!("{} is null", quoted(&at?.name)), None),
+        (None, None, None) => (None, format!("{} is null", quoted(&at?.name)), None),
     };
     let stamp = at.map(|column| format!("{} = now()", quoted(&column.name)));
     let described: Vec<String> = first.into_iter().chain(at).map(Column::described).collect();
     let mark: Vec<String> = set.into_iter().chain(stamp).collect();
-    Some(Marked { columns: described.join("; "), pending, mark: mark.join(", ") })
+    let is_guess = first.is_some_and(Column::is_integer);
+    Some(Marked { columns: described.join("; "), pending, mark: mark.join(", "), is_guess })
+}
+
+/// The number of a default, such as `0` or `'0'::smallint`.
+fn number_of(default: &str) -> Option<String> {
+    let text = text_of(default).unwrap_or_else(|| default.to_owned());
+    text.parse::<i64>().ok().map(|number| number.to_string())
 }
 
 fn text_of(default: &str) -> Option<String> {

@@ -153,6 +153,18 @@ fn identity(draft: &mut Draft, guesses: &Guesses<'_>) {
             draft.set(setting, &guess.column.name);
         }
     }
+    let named = [
+        (Role::AggregateType, "outbox.columns.aggregatetype"),
+        (Role::Key, "outbox.columns.aggregateid"),
+        (Role::EventType, "outbox.columns.type"),
+    ];
+    let found = named.map(|(role, setting)| guesses.with(role).next().map(|guess| (setting, guess)));
+    for (place, (setting, guess)) in found.into_iter().flatten().enumerate() {
+        if place == 0 {
+            draft.note(setting, "What commands select events by, as with --aggregate and --type. The route is below.");
+        }
+        draft.set(setting, &guess.column.name);
+    }
 }
 
 /// The settings that tell which rows are published, after a loss of the slot.
@@ -166,9 +178,10 @@ fn published(draft: &mut Draft, columns: &[Column], known: &Known) {
         draft.note("outbox.table", text);
     }
     let Some(marked) = guess::marked(columns) else { return };
+    let number = if marked.is_guess { " Which number means published is a guess." } else { "" };
     let text = format!(
         "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
-         application, and UPDATE on the table. docs/how-to/upkeep.md:",
+         application, and UPDATE on the table.{number} docs/how-to/upkeep.md:",
         marked.columns
     );
     draft.note("outbox.pending", &text);
@@ -235,8 +248,12 @@ fn headers(draft: &mut Draft, guesses: &Guesses<'_>) {
             ));
         }
         draft.note("route.headers.*", &text);
-        // No two columns share a name.
-        draft.named(HEADERS, &header(&guess.column.name), &Template::written(&guess.column.name, ""));
+        // No two columns share a name, but two may be spellings of one.
+        let column = guess.column.name.as_str();
+        let usual = header(column);
+        let is_taken = usual != column && guesses.with(Role::Header).any(|other| other.column.name == usual);
+        let name = if is_taken { column } else { usual };
+        draft.named(HEADERS, name, &Template::written(column, ""));
     }
 }
 
@@ -244,10 +261,12 @@ fn comment(guess: &Guess<'_>, what: &str) -> String {
     format!("{}. Taken for {what}: {}.{}", guess.column.described(), guess.why, guess.remarks)
 }
 
-/// W3C's names are in small letters, whatever the column's are: <https://www.w3.org/TR/trace-context/#traceparent-header>
-fn header(column: &str) -> String {
-    let small = column.to_lowercase();
-    if matches!(small.as_str(), "traceparent" | "tracestate" | "baggage") { small } else { column.to_owned() }
+/// W3C's names are in small letters and one word, however the column is spelled:
+/// <https://www.w3.org/TR/trace-context/#traceparent-header>
+fn header(column: &str) -> &str {
+    let names = ["traceparent", "tracestate", "baggage"];
+    let known = names.into_iter().find(|name| words::Name::of(column).is_one_of(name));
+    known.unwrap_or(column)
 }
 
 /// `public` is left out: most slots serve that schema.

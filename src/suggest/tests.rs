@@ -245,6 +245,22 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
 }
 
 #[test]
+fn commands_find_the_aggregate_and_the_type_and_traces_have_the_usual_name() {
+    let text = "id uuid pk, aggregate_type text !, aggregate_id uuid !, event_type text !, payload json, trace_parent text, \
+                TraceState text, traceparent text";
+    let suggestion = suggested("outbox", &columns(text)).unwrap();
+    let outbox = config(&suggestion).outboxes.remove(0);
+    assert_eq!(
+        [outbox.aggregate_type.as_str(), outbox.aggregate_id.as_str(), outbox.event_type.as_str()],
+        ["aggregate_type", "aggregate_id", "event_type"]
+    );
+    let names: Vec<_> = outbox.route.headers.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["event_type", "trace_parent", "tracestate", "traceparent"]);
+    let suggestion = suggested("outbox", &columns("id uuid pk, payload json, trace_parent text")).unwrap();
+    assert_eq!(config(&suggestion).outboxes[0].route.headers[0].0, "traceparent");
+}
+
+#[test]
 fn what_a_table_notes_down_is_offered_and_not_set() {
     let text = "id uuid pk, payload json, status text ! default='PENDING'::text, published_at timestamptz";
     let suggestion = suggested("outbox", &columns(text)).unwrap();
@@ -277,6 +293,12 @@ table = "public.outbox"
         ("status text, published_at timestamptz", Some(("published_at is null", "published_at = now()"))),
         ("isSent bool default=false", Some(("not \"isSent\"", "\"isSent\" = true"))),
         ("status text, published_at timestamptz !, id uuid", None),
+        ("status int2 ! default=0", Some(("status = 0", "status = 1"))),
+        (
+            "State int4 default='1'::smallint, sent_at timestamptz",
+            Some(("\"State\" = 1", "\"State\" = 2, sent_at = now()")),
+        ),
+        ("status int2 !, isSent bool default=false", Some(("not \"isSent\"", "\"isSent\" = true"))),
     ] {
         let expected = expected.map(|(pending, mark)| (pending.to_owned(), mark.to_owned()));
         assert_eq!(marked(text), expected, "{text}");

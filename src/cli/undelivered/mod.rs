@@ -190,7 +190,7 @@ pub(crate) struct Filters {
     /// Events of rows with one of these ids; can be repeated
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "named")]
     pub id: Vec<String>,
-    /// Events with one of these keys; can be repeated
+    /// Events of these aggregates, by the record's key; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
     /// Events of one of these classes: unroutable, too-large, rejected, refused, and behind for parked events; can be repeated
