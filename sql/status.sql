@@ -28,6 +28,7 @@ from (
         extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
         s.wal_status as wal_status,
         s.safe_wal_size as safe_wal_bytes,
+        (select p.spill_bytes from pg_catalog.pg_stat_replication_slots p where p.slot_name = s.slot_name) as spill_bytes,
         to_jsonb(s) ->> 'invalidation_reason' as invalidation_reason,
         (to_jsonb(s) ->> 'conflicting')::boolean as conflicting,
         coalesce(s.two_phase, false) as two_phase,

@@ -180,12 +180,12 @@ async fn row(
     let sampled = Sampled { outbox, name, table: &table };
     let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await {
         Ok(Some(found)) => found,
-        Ok(None) if row_security => {
-            return Ok(Found::no_row("none: the table is empty, or row-level security hides the rows"));
-        }
         Ok(None) => return Ok(Found::no_row("none: the table is empty")),
         Err(error) if error.kind() == Kind::PostgresRefused && args.id.is_none() => {
-            let why = format!("not read: role {role} has no SELECT on the table; run does not need that right");
+            let why = match row_security {
+                true => format!("not read: row-level security hides rows from role {role}, or it has no SELECT"),
+                false => format!("not read: role {role} has no SELECT on the table; run does not need that right"),
+            };
             return Ok(Found::no_row(why));
         }
         Err(error) => return Err(error),

@@ -68,9 +68,26 @@ pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &
     server(act, sqlstate, message)
 }
 
+/// The function that refuses a statement because of a policy (`src/backend/utils/misc/rls.c`).
+const CHECKS_POLICIES: &str = "check_enable_rls";
+
+/// The remedy where row-level security would hide rows from `role`. In all sessions of walrelay that is an error.
+pub(crate) fn sees_all_rows(role: &str) -> String {
+    format!("alter role {role} bypassrls; -- walrelay has to see all rows, and a policy hides some from this role")
+}
+
+/// Whether `error` is about a policy of row-level security, and not about a privilege.
+pub(crate) fn is_about_policy(error: &Error) -> bool {
+    error.what_to_do().is_some_and(|remedy| remedy == sees_all_rows("…"))
+}
+
 pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
-        return server(act, report.code().code(), report.message());
+        let reported = server(act, report.code().code(), report.message());
+        return match report.routine() {
+            Some(CHECKS_POLICIES) => reported.remedy(sees_all_rows("…")),
+            Some(_) | None => reported,
+        };
     }
     let causes = || std::iter::successors(Some(error as &dyn StdError), |error| StdError::source(*error));
     if let Some(io) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) {
@@ -192,6 +209,11 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
         ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
+        ("55P03" | "57014", While::Querying(_)) => Remedy::from(
+            "if this does not pass, see who holds a lock: select a.pid, a.application_name, l.mode, \
+             l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) where l.granted and l.mode like \
+             '%ExclusiveLock' and l.relation is not null",
+        ),
         ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
         ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
         ("22021", While::Streaming(slot)) => Remedy::from(format!(

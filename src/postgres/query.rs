@@ -12,6 +12,9 @@ use crate::postgres::fault::{self, While};
 
 /// The time limit for a statement that reads catalogs or one row. A session that needs longer is stuck.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The server's own limit for a statement and for a wait for a lock, unless the session has another. It is below the
+/// client's: the server ends a statement that waits for a lock, and the session stays usable.
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A parameter with its type. A statement with typed parameters needs one round trip, and the server keeps none of it.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);

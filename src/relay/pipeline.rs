@@ -161,6 +161,18 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.committed()
     }
 
+    /// Commits of other sessions wait for the confirmed LSN, or do no longer.
+    pub(crate) fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.confirm.set_synchronous(is_synchronous);
+        self.publisher.write_backs.is_synchronous = is_synchronous;
+    }
+
+    /// Whether anything that was taken in is not acked, not parked or not stored, and so not confirmed.
+    pub(crate) fn owes_confirmation(&self) -> bool {
+        let delivered = self.publisher.ledger.delivered();
+        !self.publisher.is_drained() || !self.confirm.stored_position().is_at_or_after(&delivered)
+    }
+
     /// The LSN that may be confirmed to Postgres.
     pub fn confirmable(&self) -> Lsn {
         self.confirm.confirmable()
@@ -173,7 +185,8 @@ impl<S: Sink> Pipeline<S> {
 
     /// Whether everything taken in is acked, and what of it is written back is stored.
     pub(crate) fn is_stored_as_far_as_written_back(&self) -> bool {
-        let is_stored = !self.confirm.is_busy() && self.publisher.completed() == self.confirm.stored_position();
+        let stored = self.confirm.stored_position();
+        let is_stored = !self.confirm.is_busy() && stored.is_at_or_after(&self.publisher.completed());
         self.publisher.is_drained() && is_stored
     }
 }

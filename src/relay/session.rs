@@ -89,12 +89,14 @@ impl Session {
             judge_polling(config, warn).await?;
         }
         none_left_behind(sql.client(), config).await?;
-        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
+        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await?
+            && !is_intruded(sql.client(), source, warn).await?
+        {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let control = Control::start(sql, config).await?;
+        let control = Control::start(sql, config);
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let (server, history) = identify(&mut wal).await?;
@@ -259,7 +261,7 @@ impl Lease {
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
-        let control = Control::start(sql, config).await?;
+        let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let kafka_cluster = producer.cluster_id().await?;
@@ -305,6 +307,14 @@ impl Lease {
 async fn connect(config: &Config) -> Result<SqlSession> {
     let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "control" };
     SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
+}
+
+/// Whether no relay has the lease, but a stranger. The slot itself then keeps other relays off: none can read the table.
+async fn is_intruded(client: &Client, source: &SourceConfig, warn: &mut (dyn FnMut(String) + Send)) -> Result<bool> {
+    let intruder = lease::holder(client, &source.slot).await?.and_then(|holder| holder.intruder());
+    let is_intruded = intruder.is_some();
+    intruder.into_iter().for_each(warn);
+    Ok(is_intruded)
 }
 
 async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {

@@ -227,6 +227,7 @@ impl Relay {
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
         self.telemetry.health.over_budget(None);
+        self.telemetry.health.synchronous_standby(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
     }
@@ -387,7 +388,12 @@ impl Relay {
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;
             let (mut fit_at, mut told) = (Instant::now() + FIT_EVERY, false);
+            let until = Instant::now() + FIT_EVERY;
             while let Some(now) = holder(sql.client(), &source.slot).await? {
+                // It keeps no relay from the slot: that is tried again.
+                if now.stranger.is_some() && until <= Instant::now() {
+                    break;
+                }
                 if waited_for.as_ref() != Some(&now) {
                     self.waits_for(&now).await;
                     waited_for = Some(now);
@@ -427,6 +433,10 @@ impl Relay {
         if self.walsender_pid == Some(holder.pid) {
             tracing::info!(event = "own_session_awaited", %slot, %holder,
                 "the server still has this relay's last session, and ends it after wal_sender_timeout");
+            return;
+        }
+        if let Some(intruder) = holder.intruder() {
+            warn_once(&mut self.warned, slot)(intruder);
             return;
         }
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at work");

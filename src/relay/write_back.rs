@@ -37,6 +37,9 @@ pub(crate) struct WriteBacks {
     in_progress: usize,
     /// Whether Postgres refuses to write any.
     pub(super) refused: bool,
+    /// Whether commits of other sessions wait for the position: then it does not wait for their rows, which nobody sees
+    /// before. Events to park it does wait for.
+    pub(super) is_synchronous: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
     pub(super) parked_bytes: usize,
 }
@@ -62,7 +65,12 @@ impl WriteBacks {
 
     /// Up to where every event is delivered, which it is up to `delivered`, and written back.
     pub(super) fn completed(&self, delivered: Position) -> Position {
-        self.queue.front().map_or(delivered, |first| first.before)
+        let first = match self.is_synchronous {
+            true if self.parked_bytes == 0 => None,
+            true => self.queue.iter().find(|due| due.write_back.parked().is_some()),
+            false => self.queue.front(),
+        };
+        first.map_or(delivered, |first| first.before)
     }
 
     /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they are refused.
@@ -86,6 +94,8 @@ impl WriteBacks {
             batch.xids.extend(xid);
         }
         batch.xids.dedup();
+        // The relay may be such a standby, and would wait for itself.
+        batch.on_standbys = !self.is_synchronous && !batch.parked.is_empty();
         Some(batch)
     }
 

@@ -17,6 +17,7 @@ use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedTable};
+use crate::source::synchronous::Synchronous;
 use crate::template::ColumnType;
 
 /// The oldest supported major version.
@@ -56,7 +57,8 @@ pub(crate) async fn inspect(
         return Err(pooled());
     }
     let wal_end = found.wal_end.unwrap_or_default();
-    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, catalogs })
+    let synchronous = found.synchronous;
+    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, synchronous, catalogs })
 }
 
 /// The system identifier, where the role may read it.
@@ -99,6 +101,7 @@ pub(crate) struct Facts {
     pub slot: Option<Slot>,
     /// The end of the WAL before the catalogs were read.
     pub wal_end: Lsn,
+    pub synchronous: Synchronous,
     /// Publication and table, one for each outbox table, in their order; without a table, one with the publication alone.
     pub catalogs: Vec<Catalog>,
 }
@@ -261,6 +264,8 @@ struct SlotAnswer {
     backend_pid: i32,
     wal_end: Option<Lsn>,
     slot: Option<Slot>,
+    #[serde(default)]
+    synchronous: Synchronous,
 }
 
 /// A warning: a relay goes on, and logs the text.

@@ -215,6 +215,11 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         }
     }
 
+    /// Whether commits of other sessions wait for statuses: then they go out at once.
+    pub(crate) fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.feedback.is_synchronous = is_synchronous;
+    }
+
     pub(crate) fn has_output(&self) -> bool {
         self.write_error.is_none() && (!self.output.bytes.is_empty() || self.output.unflushed)
     }

@@ -45,7 +45,7 @@ impl PostgresStore {
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
-    /// Replaces it: durable when this returns, whatever `synchronous_commit` says.
+    /// Replaces it: durable on this server when this returns.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         const DOING: &str = "storing the position";
         let value = stored.encode()?;

@@ -56,6 +56,8 @@ fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
         NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,
         NotReady::Stalled(_) => return Some(stalled_fix(telemetry.metrics.in_flight_events.get()).to_owned()),
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
+        // Its text has the remedy.
+        NotReady::SynchronousStandby(_) => return None,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
         NotReady::WalNotSent(_) => return Some(WAL_NOT_SENT_FIX.to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),

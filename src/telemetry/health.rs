@@ -33,6 +33,9 @@ pub enum NotReady {
     /// The relay has not been connected to both ends yet.
     #[error("not connected to both ends yet")]
     Starting,
+    /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
+    #[error("commits of all sessions wait for this relay, which Postgres counts as a synchronous standby: {0}")]
+    SynchronousStandby(String),
     /// This topic refuses dead letters, which blocks all later events.
     #[error("topic {0} takes no dead letters, and everything behind them waits")]
     DeadLettersRefused(String),
@@ -58,7 +61,7 @@ pub enum NotReady {
 
 impl NotReady {
     /// All codes, in the order of precedence: a reason hides those behind it.
-    pub(crate) const CODES: [&str; 12] = [
+    pub(crate) const CODES: [&str; 13] = [
         "halted",
         "stopping",
         "standing_by",
@@ -67,6 +70,7 @@ impl NotReady {
         "topic_refused",
         "postgres_disconnected",
         "kafka_disconnected",
+        "synchronous_standby",
         "over_budget",
         "stalled",
         "wal_not_sent",
@@ -84,6 +88,7 @@ impl NotReady {
             NotReady::TopicRefused(_) => "topic_refused",
             NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
+            NotReady::SynchronousStandby(_) => "synchronous_standby",
             NotReady::OverBudget(..) => "over_budget",
             NotReady::Stalled(_) => "stalled",
             NotReady::WalNotSent(_) => "wal_not_sent",
@@ -234,6 +239,11 @@ impl HealthHandle {
         self.health().tell("over_budget", reason);
     }
 
+    /// The SQL that mends it where commits wait for this relay; `None` where they do not.
+    pub(crate) fn synchronous_standby(&self, remedy: Option<String>) {
+        self.health().tell("synchronous_standby", remedy.map(NotReady::SynchronousStandby));
+    }
+
     /// The topic that refuses dead letters; `None` once it has taken one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         let mut health = self.health();
@@ -292,6 +302,7 @@ mod tests {
             NotReady::TopicRefused(text()),
             NotReady::Disconnected(Side::Postgres),
             NotReady::Disconnected(Side::Kafka),
+            NotReady::SynchronousStandby(text()),
             NotReady::OverBudget(2, 1),
             NotReady::Stalled(WITHIN),
             NotReady::WalNotSent(WITHIN),

@@ -86,6 +86,7 @@ metrics! {
     slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
     slot_wal_status: ByLabel<&'static str, Gauge> = of_slot, "1 for the slot's wal_status";
     slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
+    slot_spilled_bytes: OptionalGauge = of_slot, "Bytes that the server wrote to disk to decode large transactions";
     slot_inactive_seconds: OptionalGauge = of_slot, "How long no relay has streamed from the slot";
     slot_invalidated: ByLabel<&'static str, Gauge> = of_slot, "1 for the reason for which the slot is lost";
     pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock is ahead of this host's";
@@ -130,6 +131,7 @@ metrics! {
     pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
     pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the ack of its last row";
     outbox_events: ByLabel<String, Counter> = plain, "Events of each outbox that were routed";
+    pub(crate) synchronous_standby: Gauge = plain, "Whether commits of all sessions wait for this relay, as for a standby";
     pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
     commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
@@ -162,6 +164,8 @@ pub struct SlotState {
     pub wal_status: Option<String>,
     /// Bytes that can still be written before the slot may be lost.
     pub safe_wal_bytes: Option<i64>,
+    /// `pg_stat_replication_slots.spill_bytes`: since the statistics were reset.
+    pub spill_bytes: Option<i64>,
     /// The time without a relay, from Postgres 17 on.
     pub inactive_seconds: Option<f64>,
     /// As in `pg_replication_slots`.
@@ -367,6 +371,7 @@ impl Metrics {
         let (lsn, one) = (Lsn::new(1), Some(1));
         let state = SlotState {
             safe_wal_bytes: one,
+            spill_bytes: one,
             inactive_seconds: Some(1.0),
             active: Some(true),
             confirmed_lsn: Some(lsn),
@@ -436,6 +441,7 @@ impl Metrics {
                 .set((state.wal_status.as_deref() == Some(status)).into());
         }
         self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
+        self.slot_spilled_bytes.set(state.spill_bytes.map(|bytes| bytes as f64));
         self.slot_inactive_seconds.set(state.inactive_seconds);
         for reason in INVALIDATIONS {
             let is_it = state.invalidation_reason.as_deref() == Some(reason);
@@ -478,6 +484,7 @@ impl Metrics {
         self.received_lsn.set(Lsn::default());
         self.oldest_transaction_seconds.set(0);
         self.oldest_transaction_pid.set(0);
+        self.synchronous_standby.set(0);
     }
 
     /// Another relay is at work: it has the events, and deletes old rows.

@@ -11,6 +11,7 @@ use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
+use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::source::preflight::system_identifier;
@@ -129,6 +130,7 @@ impl Sweeper {
         let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
         let is_pending = matches!(self.basis, Basis::Pending(_));
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
+            ("42501", _) if is_about_policy(error) => error.clone().remedy(sees_all_rows(&role)),
             ("42501", _) => Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
                 "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; (update, because \
                  rows are locked first)",

@@ -58,6 +58,8 @@ pub struct Batch {
     pub failed: Vec<(RowId, Failure)>,
     /// Events to park.
     pub parked: Vec<Arc<ParkedEvent>>,
+    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that it has no slot for.
+    pub on_standbys: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
@@ -175,7 +177,7 @@ impl Marker {
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
     ///
-    /// Durable when it returns, whatever `synchronous_commit` is. Missing rows are no error, nor are rows of outboxes
+    /// Durable on this server when it returns. Missing rows are no error, nor are rows of outboxes
     /// without writes. A row whose key or id has changed since is not written. A transaction that locks of other
     /// sessions block is tried again for at most some twenty seconds; [`Marker::impatient`] does not try again. After
     /// an error nothing was written, unless the connection broke during the commit; a repetition is safe as far as the
@@ -364,10 +366,12 @@ impl Marker {
     }
 
     async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
-        // Overrides the settings of role, database and server, and of a session from a pooler.
-        const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
         let client = self.session.client();
-        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN)).await?;
+        let begin = match batch.on_standbys {
+            true => "begin isolation level read committed; set local synchronous_commit = on",
+            false => "begin isolation level read committed",
+        };
+        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(begin)).await?;
         let mut count = 0;
         for part in parts {
             count += part.write(client).await?;

@@ -164,6 +164,10 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
         };
         report.finding(finding, fits);
     }
+    match facts.synchronous.names_relay(&source.slot) {
+        true => report.wrong("synchronous", &source.slot, &facts.synchronous.fault(&source.slot)),
+        false => report.ok("synchronous", &source.slot, "no commit waits for the relay"),
+    }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         report.warning("wal-retention", &source.slot, news, Some(fix));
