@@ -278,3 +278,59 @@ impl SqlLogin<'_> {
         Ok(config)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const READY: &[u8] = b"C\0\0\0\x07OK\0Z\0\0\0\x05I";
+    /// Process id and secret key.
+    const KEY: [u8; 8] = [0, 0, 0, 7, 1, 2, 3, 4];
+
+    async fn message(stream: &mut TcpStream) -> Vec<u8> {
+        let length = stream.read_u32().await.unwrap();
+        let mut body = vec![0; usize::try_from(length).unwrap() - 4];
+        stream.read_exact(&mut body).await.unwrap();
+        body
+    }
+
+    /// A server that lets a client in, takes its settings, and leaves its next statement without an answer.
+    async fn answered(listener: &TcpListener) -> TcpStream {
+        let mut stream = listener.accept().await.unwrap().0;
+        message(&mut stream).await;
+        stream.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c").await.unwrap();
+        stream.write_all(&KEY).await.unwrap();
+        stream.write_all(b"Z\0\0\0\x05I").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'Q');
+        let settings = String::from_utf8(message(&mut stream).await).unwrap();
+        let limit = format!("('lock_timeout', '{0}'), ('statement_timeout', '{0}')", STATEMENT_TIMEOUT.as_millis());
+        assert!(settings.contains(&limit) && settings.contains("('synchronous_commit', 'local')"), "{settings}");
+        stream.write_all(READY).await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'Q');
+        message(&mut stream).await;
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_dropped_during_a_statement_has_the_server_cancel_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("postgres://u@{}/d?sslmode=disable", listener.local_addr().unwrap());
+        let info = ConnInfo::parse(Some(&url), &|_| None).unwrap();
+        let (session, stream) = tokio::join!(
+            async {
+                let session = SqlSession::connect(&info, "test").await.unwrap();
+                let waits = tokio::time::timeout(Duration::from_millis(50), session.run("waiting", "select 1")).await;
+                assert!(waits.is_err(), "nobody answers");
+                session
+            },
+            answered(&listener)
+        );
+        drop(session);
+        let mut cancel = listener.accept().await.unwrap().0;
+        assert_eq!(message(&mut cancel).await, [&80_877_102_u32.to_be_bytes()[..], &KEY].concat());
+        drop(stream);
+    }
+}

@@ -25,7 +25,7 @@ store = "postgres"
 #[track_caller]
 fn marked(postgres: &Postgres, brokers: &str) -> World {
     let world = World::keeping_on(postgres, brokers);
-    world.sql().run("alter table outbox add published_at timestamptz; create table other (n int)");
+    world.sql().run("alter table outbox add published_at timestamptz, add created_at timestamptz default now(); create table other (n int)");
     world.setup();
     world
 }
@@ -99,7 +99,7 @@ fn assert_named(world: &World, relay: &Relay) -> String {
 
 #[test]
 fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
-    let postgres = Postgres::private(17, &[]);
+    let postgres = Postgres::private(17, &[("logical_decoding_work_mem", "64kB")]);
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let world = marked(&postgres, &brokers);
     let sql = world.sql();
@@ -119,6 +119,7 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     postgres.alter("synchronous_standby_names", "*");
     let remedy = assert_named(&world, &relay);
     commits_end(&world, &relay);
+    sql.run("insert into other select generate_series(1, 10000)");
     (0..3).for_each(|_| world.emit(&sql, "a"));
     let unmarked = || sql.number("select count(*) from outbox where published_at is null");
     eventually("rows are marked", ARRIVAL, unmarked, |rows| *rows == 0);
@@ -144,6 +145,8 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     writer.join().unwrap();
     world.assert_all_delivered();
     postgres.alter("synchronous_standby_names", "");
+    let spilled = || relay.metric("walrelay_slot_spilled_bytes");
+    eventually("what decoding wrote to disk is shown", LIMIT, spilled, |bytes| *bytes > Some(0.0));
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     // A server that waits for a standby sends nothing, so `pending` would read for ever.
@@ -216,10 +219,7 @@ fn a_policy_that_hides_rows_is_an_error_whose_remedy_mends_it() {
         let told = told(&output.stderr);
         assert_eq!(output.status.code(), Some(11), "{told}");
         let (error, fix) = last_words(&told);
-        assert!(
-            error.contains("row-level security") && fix.contains(&format!("{role}\" bypassrls;")),
-            "{told}"
-        );
+        assert!(error.contains("row-level security") && fix.contains(&format!("{role}\" bypassrls;")), "{told}");
     }
     let doctor = world.command("doctor").config_file(MARKED).option("--database-url", &url);
     let doctor = doctor.option("--brokers", &world.brokers);
