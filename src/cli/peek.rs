@@ -204,7 +204,8 @@ impl Peek {
         let Subject { source, outboxes, sql, facts, .. } = subject;
         let started = WalStream::start(wal, &source).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
-        let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
+        let mut stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
+        stream.be_no_standby();
         let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;
         routes.iter_mut().for_each(|route| route.router.set_origin(&server.system_identifier, server.timeline));
         let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();

@@ -102,6 +102,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "wal-retention",
         "standby-slots",
         "publication",
+        "synchronous",
         "clock",
         "recovery",
         "rows",
@@ -119,7 +120,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     assert_eq!(checks.code, 0);
     let table = doctor.succeed();
     let columns: BTreeSet<_> = table.lines().filter_map(|line| line.find("  topic-rights")).collect();
-    assert!(columns.len() == 1 && table.ends_with("21 ok, 0 warnings, 0 wrong\n"), "{table}");
+    assert!(columns.len() == 1 && table.ends_with("22 ok, 0 warnings, 0 wrong\n"), "{table}");
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
 
     // The slot is lost.

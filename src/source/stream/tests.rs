@@ -153,6 +153,22 @@ async fn the_confirmed_lsn_never_exceeds_the_received_one_and_never_decreases() 
 }
 
 #[tokio::test]
+async fn a_stream_that_is_no_standby_confirms_nothing_with_its_last_status() {
+    let (mut stream, mut server) = started().await;
+    stream.be_no_standby();
+    server.send(b'd', &keepalive(50, 0)).await;
+    stream.fill().await.unwrap();
+    assert!(stream.next(None).unwrap().is_some());
+    // The second pair takes the place of the first.
+    for confirmed in [20, 30] {
+        stream.queue_status(told(50, confirmed));
+    }
+    stream.flush_output().await.unwrap();
+    assert_eq!(status(&mut server).await, (50, 30, false));
+    assert_eq!(status(&mut server).await, (50, 0, false));
+}
+
+#[tokio::test]
 async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
     let (mut stream, mut server) = started().await;
     receives(&mut stream, &mut server, 50).await;
