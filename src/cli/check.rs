@@ -148,7 +148,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
+    Marker::with(config, parking).await?;
     none_left_behind(session.client(), config).await
 }
 

@@ -145,9 +145,10 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
     }
 
-    /// Events that moved the position, also those of an earlier process.
+    /// Counts whatever moves the position: acks, also those of an earlier process, and write-backs.
     fn events_delivered(&self) -> u64 {
-        self.publisher.counts.acked + self.publisher.counts.delivered_before
+        let Publisher { counts, write_backs, .. } = &self.publisher;
+        counts.acked + counts.delivered_before + write_backs.written
     }
 
     /// A store of what was due begins.

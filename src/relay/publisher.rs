@@ -578,7 +578,7 @@ impl<S: Sink> Publisher<S> {
             }
             event.parks = None;
             if let Some(write_back) = event.write_back.take() {
-                self.write_backs.push(before, write_back, event.xid);
+                self.write_backs.push(before, write_back, event.xid, event.committed_at_us);
             }
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);

@@ -364,7 +364,7 @@ impl ReplicationLoop<'_> {
             }
             return Err(error);
         }
-        self.shared.process.telemetry.metrics.positions_stored.inc();
+        self.shared.stored(&mut self.pipeline.publisher);
         failpoint::reached("stored");
         if let Some(events) = self.pipeline.stored(position) {
             self.shared.process.telemetry.metrics.transaction(events, took);

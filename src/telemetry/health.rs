@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::Side;
 use crate::config::unit::human_bytes;
+use crate::error::Error;
 
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
@@ -39,6 +40,9 @@ pub enum NotReady {
     /// This topic refuses records, which blocks all events.
     #[error("topic {0} refuses records, and everything waits for it; the log says why, and what to do")]
     TopicRefused(String),
+    /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
+    #[error("Postgres refuses what the relay writes: {0}")]
+    Unwritable(Error),
     /// The relay has lost the connection to this end.
     #[error("not connected to {}", .0.name())]
     Disconnected(Side),
@@ -58,13 +62,14 @@ pub enum NotReady {
 
 impl NotReady {
     /// All codes, in the order of precedence: a reason hides those behind it.
-    pub(crate) const CODES: [&str; 12] = [
+    pub(crate) const CODES: [&str; 13] = [
         "halted",
         "stopping",
         "standing_by",
         "starting",
         "dead_letters_refused",
         "topic_refused",
+        "postgres_unwritable",
         "postgres_disconnected",
         "kafka_disconnected",
         "over_budget",
@@ -82,6 +87,7 @@ impl NotReady {
             NotReady::Starting => "starting",
             NotReady::DeadLettersRefused(_) => "dead_letters_refused",
             NotReady::TopicRefused(_) => "topic_refused",
+            NotReady::Unwritable(_) => "postgres_unwritable",
             NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
             NotReady::OverBudget(..) => "over_budget",
@@ -248,6 +254,11 @@ impl HealthHandle {
         health.idle_since = None;
     }
 
+    /// The refusal of what the relay writes to Postgres; `None` once a write has succeeded.
+    pub(crate) fn unwritable(&self, error: Option<Error>) {
+        self.health().tell("postgres_unwritable", error.map(NotReady::Unwritable));
+    }
+
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
         self.health().tell("standing_by", holder.map(NotReady::StandingBy));
@@ -277,6 +288,7 @@ impl HealthHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     const WITHIN: Duration = Duration::from_secs(30);
 
@@ -290,6 +302,7 @@ mod tests {
             NotReady::Starting,
             NotReady::DeadLettersRefused(text()),
             NotReady::TopicRefused(text()),
+            NotReady::Unwritable(Error::new(Kind::PostgresUnwritable, "x")),
             NotReady::Disconnected(Side::Postgres),
             NotReady::Disconnected(Side::Kafka),
             NotReady::OverBudget(2, 1),

@@ -39,7 +39,7 @@ use crate::upkeep::parked::{BEHIND, CLASSES};
 const SECONDS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
-/// Instead of a commit time: all events are acked.
+/// Instead of a commit time: all events are acked and written back.
 const NO_COMMIT_TIME: i64 = i64::MIN;
 
 /// The values of `invalidation_reason`.
@@ -115,6 +115,7 @@ metrics! {
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
     pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as kafka.max_in_flight_bytes counts them";
+    pub(crate) write_back_due_events: Gauge = plain, "Events that are delivered and not written back";
     pub(crate) queue_full: Counter = plain, "Times reading stopped because too much was in flight";
     pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
     pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
@@ -485,6 +486,7 @@ impl Metrics {
         self.set_oldest_unacked_commit(None);
         self.in_flight_events.set(0);
         self.in_flight_bytes.set(0);
+        self.write_back_due_events.set(0);
         self.intake_closed(None);
         self.stored_lsn.set(Lsn::default());
         self.clean_up_success_timestamp_seconds.set(None);
@@ -575,7 +577,8 @@ impl Metrics {
         self.errors.get_or_create(&[(KIND, name_of(&kind))]).inc();
     }
 
-    /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
+    /// Sets the commit time of the oldest event that is not acked or not written back, in Unix microseconds; `None` if
+    /// there is none.
     pub(crate) fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
         self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
     }
@@ -590,8 +593,8 @@ impl Metrics {
         self.server_wal_end()?.checked_sub(self.slot_restart_lsn.bytes()?).or(Some(0))
     }
 
-    /// Seconds from the commit of the oldest event that is not acked to `now_us` (Unix microseconds); 0 if all are
-    /// acked.
+    /// Seconds from the commit of the oldest event that is not acked or not written back to `now_us` (Unix
+    /// microseconds); 0 if there is none.
     pub fn lag_seconds(&self, now_us: i64) -> f64 {
         match self.oldest_unacked_commit_us.load(Ordering::Relaxed) {
             NO_COMMIT_TIME => 0.0,

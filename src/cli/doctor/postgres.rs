@@ -24,6 +24,7 @@ use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{Facts, Finding, Slot, inspect, judge_server, survey};
 use crate::source::row_key;
 use crate::state;
+use crate::upkeep::owners;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
@@ -119,9 +120,19 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         let fits = "the role may do what is configured for rows and parked events";
         report.judged("upkeep", "", upkeep(&session, &named).await, fits);
     }
+    owned(report, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
     seen.place = Some(Place { session, facts });
     seen
+}
+
+/// Whether code of others runs in the sessions that write.
+async fn owned(report: &mut Report<'_>, session: &SqlSession, config: &Config) {
+    const CHECK: &str = "owners";
+    match owners::risks(session.client(), config).await {
+        Ok(risks) => risks.iter().for_each(|risk| report.risk(CHECK, "", risk)),
+        Err(error) => report.risk(CHECK, "", &error),
+    }
 }
 
 /// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.

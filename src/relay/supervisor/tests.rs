@@ -367,7 +367,8 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
         let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
         let ended = failed(&mut relay, &error).err();
-        let is_retried = matches!(kind, Kind::PostgresUnreachable | Kind::KafkaUnreachable | Kind::SlotActive);
+        let of_postgres = matches!(kind, Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive);
+        let is_retried = of_postgres || kind == Kind::KafkaUnreachable;
         let attempts = if kind == Kind::TopicRefused { ATTEMPTS } else { 0 };
         let expected = if is_retried { LIVES } else { attempts };
         assert_eq!((tries, ended.as_ref().map(Error::kind)), (expected, (tries < LIVES).then_some(kind)), "{kind:?}");
@@ -376,6 +377,18 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
         assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
         assert!(ended.is_none_or(|ended| ended.what_to_do().as_deref() == Some("mend it")), "{kind:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_position_is_tried_again_with_growing_waits_and_gives_up_no_event() {
+    for on_error in MODES {
+        let mut relay = relay(on_error);
+        let topic = relay.config.state.topic.clone();
+        let refused = Error::new(Kind::TopicRefused, "no right to write").of_topic(&topic);
+        let waits: Vec<_> = (0..LIVES).map(|_| failed(&mut relay, &refused).unwrap()).collect();
+        assert!(waits.iter().all(|wait| !wait.is_zero()) && waits.last() > waits.first(), "{on_error}: {waits:?}");
+        assert!(relay.producer.newest_quarantine().topics.given_up(&topic, |_| true).is_none(), "{on_error}");
     }
 }
 
