@@ -301,11 +301,11 @@ impl NextCommand {
         self
     }
 
-    /// Puts the flags that the command lacks in front of its own.
+    /// Puts the flags that the command lacks in front of its own; `--set` can be repeated.
     #[must_use]
     pub(crate) fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
-        let missing: Vec<_> = flags.into_iter().filter(|flag| !has(flag.name)).collect();
+        let missing: Vec<_> = flags.into_iter().filter(|flag| flag.name == "set" || !has(flag.name)).collect();
         self.flags.splice(..0, missing);
         self
     }
@@ -352,6 +352,8 @@ pub struct Fields {
     pub attempts: u32,
     /// The greatest number of attempts for the event, if the event sets one.
     pub max_attempts: Option<u32>,
+    /// Whether it is about one event that was decoded, and that can be given up.
+    pub is_of_event: bool,
     /// The size of a record that was rejected for its size, or was sent together with such a record.
     pub record_bytes: Option<usize>,
 }
@@ -372,6 +374,7 @@ impl Error {
             others: Vec::new(),
             attempts: 1,
             max_attempts: None,
+            is_of_event: matches!(kind, Kind::Record | Kind::RecordTooLarge),
             record_bytes: None,
         }))
     }

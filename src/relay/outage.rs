@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OnError};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Config, OnError, OutboxConfig};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Position;
 use crate::relay::quarantine::Quarantine;
 use crate::sink::reduce_batches;
@@ -84,7 +84,7 @@ impl Outage {
                 return Ok(Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")));
             }
         }
-        if error.kind().halts() { Err(error) } else { Ok(error) }
+        if error.kind().halts() { Err(halting(error, config)) } else { Ok(error) }
     }
 
     /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
@@ -139,6 +139,36 @@ impl Outage {
                 "at the table again");
         }
     }
+}
+
+/// `error`, which ends the relay. One of an event says how to give that up, in whatever mode the relay runs.
+fn halting(error: Error, config: &Config) -> Error {
+    if !error.is_of_event || config.delivery.on_error != OnError::Stop {
+        return error;
+    }
+    let mut run = NextCommand::new("run").option("slot", &config.source.slot).option("on-error", "skip");
+    // Without that, the row would be pending for ever.
+    let is_open = |outbox: &&OutboxConfig| {
+        let of = &outbox.upkeep;
+        of.mark_failed.is_none() && (of.pending.is_some() || of.mark.is_some())
+    };
+    let open = config.outboxes.iter().find(is_open);
+    let before = match open.map(|outbox| &outbox.upkeep.mark) {
+        None => String::new(),
+        Some(Some(mark)) if config.outboxes.len() == 1 => {
+            let value = format!("outbox.mark_failed={mark}").replace('\'', r"'\''");
+            run = run.option("set", format_args!("'{value}'"));
+            String::new()
+        }
+        Some(_) => "set outbox.mark_failed to what makes a row no longer pending, and ".to_owned(),
+    };
+    let known = error.any_remedy().unwrap_or_else(|| Remedy::from("see what the error names"));
+    let fix = Remedy::from("nothing was skipped, and nothing behind this event is delivered. ")
+        .and(known)
+        .and(format!(". To give it up instead, {before}start the relay once as `"))
+        .and(run)
+        .and("` until it logs event_given_up. With park or dead-letter in place of skip, the event is kept");
+    error.remedy(fix)
 }
 
 /// `topic` refused a record, which is tried again in place. Gives the wait before that.

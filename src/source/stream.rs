@@ -161,7 +161,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
                 check_parameter(&name, &value)?;
                 WalMessage::ParameterStatus { name, value }
             }
-            b'E' => return Err(reported(act, body)),
+            b'E' => return Err(in_transaction(&self.slot, reported(act, body), open_transaction)),
             b'c' | b'C' => WalMessage::CopyDone,
             other => return Err(unexpected(act, other)),
         };
@@ -435,6 +435,14 @@ fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
         *place = *byte;
     }
     frame
+}
+
+/// `error`, which the server reported. One of a row names the open transaction, and how to give that up.
+fn in_transaction(slot: &SlotName, error: Error, open_transaction: Option<Lsn>) -> Error {
+    let Some(lsn) = open_transaction.filter(|_| error.kind() == Kind::Event) else { return error };
+    let fix = error.any_remedy().unwrap_or_else(|| Remedy::from("deliver that row by hand"));
+    let give_up = format!(". To pass it over, {}; that gives the whole transaction up", slot.give_up(lsn));
+    error.about(format_args!("in the transaction at {lsn}")).remedy(fix.and(give_up))
 }
 
 /// A message that cannot be received: malformed, or larger than allowed at this LSN, perhaps inside of a transaction.

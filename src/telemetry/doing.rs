@@ -27,6 +27,7 @@ impl Doing {
                     lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
                         format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
                     }
+                    0.0 if parked.is_some() => "All other received events are in Kafka.".to_owned(),
                     0.0 => "All received events are in Kafka.".to_owned(),
                     lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
                 };
@@ -50,7 +51,8 @@ impl Doing {
     }
 }
 
-fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
+/// What to do about this reason.
+pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
     let kind = match reason {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,

@@ -275,7 +275,7 @@ async fn each_broker_error_has_the_expected_disposition_and_remedy() {
                         assert_eq!(error.kind(), kind, "{of}");
                         let remedy = remedy.replace("{topic}", TOPIC).replace("{transactional_id}", "ID");
                         let remedy = remedy.replace("{timestamp}", "this host's clock");
-                        assert_eq!(error.what_to_do().as_deref(), Some(remedy.as_str()), "{of}");
+                        assert!(error.what_to_do().unwrap().contains(&remedy), "{of}: {error:?}");
                         assert!(!remedy.is_empty() && error.cause().contains(TOPIC), "{of}: {error}");
                     }
                     Came::WentOn(counts) if !ends => {
@@ -310,7 +310,9 @@ async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
         match driven(&mut relay(on_error), (NoError, At::Delivery), &UNROUTABLE).await {
             (Came::Ended(error), _) if on_error == "stop" => {
                 assert_eq!(error.kind(), Kind::Event);
-                assert!(error.cause().contains("aggregatetype") && error.what_to_do().is_some(), "{error}");
+                let fix = error.what_to_do().unwrap();
+                assert!(error.cause().contains("aggregatetype") && fix.starts_with("nothing was skipped"), "{error}");
+                assert!(fix.contains("--on-error skip`") && !fix.contains("advance"), "{fix}");
             }
             (Came::WentOn(counts), _) => {
                 assert_eq!((given_up(on_error, &counts), counts.routed), ((1, 1), 0), "{on_error}");
@@ -375,7 +377,7 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
         assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
         assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
-        assert!(ended.is_none_or(|ended| ended.what_to_do().as_deref() == Some("mend it")), "{kind:?}");
+        assert!(ended.is_none_or(|ended| ended.what_to_do().unwrap().contains("mend it")), "{kind:?}");
     }
 }
 

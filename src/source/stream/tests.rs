@@ -228,6 +228,20 @@ async fn invalid_messages_from_the_server_are_errors() {
 }
 
 #[tokio::test]
+async fn a_row_that_the_server_cannot_send_is_named_with_its_transaction() {
+    for sqlstate in ["22021", "22P05", "54000", "XX000"] {
+        let bytes = message(b'E', &report(sqlstate, "cannot"));
+        let error = error_after(&bytes, Some(Lsn::new(0x190))).await;
+        assert_eq!(error.kind(), Kind::Event);
+        assert!(error.to_string().starts_with("in the transaction at 0/190: "), "{error}");
+        let give_up = "select pg_replication_slot_advance('orders', '0/190'::pg_lsn + 1), and start once";
+        assert!(error.what_to_do().unwrap().contains(give_up), "{:?}", error.what_to_do());
+        let before = error_after(&bytes, None).await.what_to_do().unwrap();
+        assert!(before.starts_with("nothing was skipped. ") && !before.contains("advance"), "{before}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_ignores_a_setting_is_refused() {
     for (index, (name, _)) in SETTINGS.into_iter().enumerate() {
         let mut settings = SETTINGS.to_vec();
