@@ -25,9 +25,11 @@ from (
         end::float8 as lag_seconds,
         case when not s.active then extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz) end::float8
             as inactive_seconds,
-        extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
+        case when r.reply_time is not null then greatest(extract(epoch from now() - r.reply_time), 0) end::float8
+            as reply_age_seconds,
         s.wal_status as wal_status,
         s.safe_wal_size as safe_wal_bytes,
+        (select p.spill_bytes from pg_catalog.pg_stat_replication_slots p where p.slot_name = s.slot_name) as spill_bytes,
         to_jsonb(s) ->> 'invalidation_reason' as invalidation_reason,
         (to_jsonb(s) ->> 'conflicting')::boolean as conflicting,
         coalesce(s.two_phase, false) as two_phase,

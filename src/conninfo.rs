@@ -215,6 +215,11 @@ impl ConnInfo {
         }
     }
 
+    /// The same for one of the servers, in whatever state it is.
+    pub(crate) fn only(&self, target: &Target) -> ConnInfo {
+        ConnInfo { targets: vec![target.clone()], primary_only: false, ..self.clone() }
+    }
+
     /// `host:port/database as user`; several hosts with commas between them. Holds no secret.
     pub(crate) fn describe(&self) -> String {
         let hosts: Vec<String> = self.targets.iter().map(Target::to_string).collect();

@@ -34,6 +34,8 @@ pub enum Kind {
     Config,
     /// Postgres cannot be reached, closed the connection, is starting or shutting down, or sends nothing.
     PostgresUnreachable,
+    /// Postgres answers, and refuses what walrelay writes: read-only, disk full, a lock, a trigger, a revoked right.
+    PostgresUnwritable,
     /// Postgres refuses the connection or the role: password, role, database, TLS.
     PostgresRefused,
     /// The server does not support a logical slot: version, `wal_level`.
@@ -79,7 +81,9 @@ impl Kind {
     /// The consequence for the relay.
     pub(crate) const fn disposition(self) -> Disposition {
         match self {
-            Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
+            Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive | Kind::KafkaUnreachable => {
+                Disposition::Retry
+            }
             Kind::TopicRefused => Disposition::RetryThenGiveUp,
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Disposition::GiveUp,
             Kind::Config
@@ -108,6 +112,7 @@ impl Kind {
             Kind::PostgresUnreachable => {
                 Remedy::from("check that the server runs and can be reached from here, and try again")
             }
+            Kind::PostgresUnwritable => Remedy::from("remove what the message names; the server's log may say more"),
             Kind::PostgresRefused => Remedy::from(
                 "check role, password, database, TLS and rights of the connection; the server's log says why it refuses",
             ),
@@ -177,7 +182,7 @@ impl Kind {
             Kind::Config => 2,
             Kind::ShutdownTimeout => 3,
             Kind::Prerequisite => 4,
-            Kind::PostgresUnreachable => 10,
+            Kind::PostgresUnreachable | Kind::PostgresUnwritable => 10,
             Kind::PostgresRefused => 11,
             Kind::PostgresUnfit => 12,
             Kind::SlotActive => 13,
@@ -301,11 +306,11 @@ impl NextCommand {
         self
     }
 
-    /// Puts the flags that the command lacks in front of its own.
+    /// Puts the flags that the command lacks in front of its own; `--set` can be repeated.
     #[must_use]
     pub(crate) fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
         let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
-        let missing: Vec<_> = flags.into_iter().filter(|flag| !has(flag.name)).collect();
+        let missing: Vec<_> = flags.into_iter().filter(|flag| flag.name == "set" || !has(flag.name)).collect();
         self.flags.splice(..0, missing);
         self
     }
@@ -352,6 +357,8 @@ pub struct Fields {
     pub attempts: u32,
     /// The greatest number of attempts for the event, if the event sets one.
     pub max_attempts: Option<u32>,
+    /// Whether it is about one event that was decoded, and that can be given up.
+    pub is_of_event: bool,
     /// The size of a record that was rejected for its size, or was sent together with such a record.
     pub record_bytes: Option<usize>,
 }
@@ -372,6 +379,7 @@ impl Error {
             others: Vec::new(),
             attempts: 1,
             max_attempts: None,
+            is_of_event: matches!(kind, Kind::Record | Kind::RecordTooLarge),
             record_bytes: None,
         }))
     }

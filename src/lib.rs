@@ -108,6 +108,8 @@
 //!   only exception: the application inserts another row with the same key and id.
 //! - **P13, upkeep.** Where rows are marked or deleted, or events are parked, the relay stores and confirms a position
 //!   only after the events before that position are written back. No row is deleted before its event is published.
+//!   The only exception: while commits wait for the relay as for a synchronous standby, rows are marked or deleted once
+//!   other sessions see them, which is after the LSN is confirmed.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by
 //!   a producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer
 //!   that reads only committed records sees each event once.

@@ -125,7 +125,8 @@ select pg_catalog.jsonb_build_object(
             'columns', (
                 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
                     'name', a.attname,
-                    'generated', a.attgenerated
+                    'generated', a.attgenerated,
+                    'type_oid', a.atttypid::bigint
                 ) order by a.attnum), '[]')
                 from pg_catalog.pg_attribute a
                 where a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped

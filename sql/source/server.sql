@@ -13,18 +13,21 @@ select pg_catalog.jsonb_build_object(
            or (r.rolname = 'rds_replication' and pg_catalog.pg_has_role(current_user, r.oid, 'member'))
     ),
     'may_read_control', pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute'),
+    -- As somebody has set it, be it to -1.
     'max_slot_wal_keep_mb', (
-        select s.setting::bigint from pg_catalog.pg_settings s where s.name = 'max_slot_wal_keep_size'
+        select s.setting::bigint from pg_catalog.pg_settings s
+        where s.name = 'max_slot_wal_keep_size' and s.source <> 'default'
     ),
     'idle_replication_slot_timeout', pg_catalog.current_setting('idle_replication_slot_timeout', true),
     'synchronized_standby_slots', pg_catalog.current_setting('synchronized_standby_slots', true),
-    'standby_slots_missing', (
+    'standby_slots_absent', (
         select coalesce(pg_catalog.jsonb_agg(n.name), '[]'::jsonb)
         from pg_catalog.regexp_split_to_table(
             coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), ''), '[ ,"]+'
         ) as n(name)
         where n.name <> '' and not exists (
-            select from pg_catalog.pg_replication_slots s where s.slot_name = n.name and s.slot_type = 'physical'
+            select from pg_catalog.pg_replication_slots s
+            where s.slot_name = n.name and s.slot_type = 'physical' and s.active
         )
     ),
     'physical_slots', (

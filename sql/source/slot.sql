@@ -13,6 +13,24 @@ select pg_catalog.jsonb_build_object(
     'slot', (
         select pg_catalog.to_jsonb(s) from pg_catalog.pg_replication_slots s where s.slot_name = $1
     ),
+    -- Whether the slot's walsender is a synchronous standby. Without pg_monitor, the names of other roles' walsenders are not visible.
+    'synchronous', pg_catalog.jsonb_build_object(
+        'names', pg_catalog.current_setting('synchronous_standby_names'),
+        'state', (
+            select r.sync_state
+            from pg_catalog.pg_stat_replication r
+            join pg_catalog.pg_replication_slots s on s.active_pid = r.pid
+            where s.slot_name = $1
+        ),
+        'standbys', (
+            select coalesce(pg_catalog.jsonb_agg(distinct r.application_name), '[]'::jsonb)
+            from pg_catalog.pg_stat_replication r
+            where r.application_name <> '' and r.application_name not like 'walrelay%' and r.state in ('streaming', 'catchup')
+                and not exists (
+                    select from pg_catalog.pg_replication_slots s where s.active_pid = r.pid and s.slot_type = 'logical'
+                )
+        )
+    ),
     -- The transaction that has had an id for the longest time: the server keeps WAL from its start on, and a new slot waits for its
     -- end. Read from the locks, because most roles may not see the activity of others. Without a pid: a prepared transaction.
     'oldest_transaction', (

@@ -9,7 +9,7 @@ use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
-use crate::config::{Config, EventSource, OutboxConfig, SourceConfig, TableName};
+use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::decode::RelationColumn;
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown as Id;
@@ -18,10 +18,12 @@ use crate::poll::{as_streamed, table_facts};
 use crate::position::Lsn;
 use crate::postgres::catalog::{self, Table};
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::route::{Record, Router};
 use crate::sink::is_internal;
+use crate::sink::kafka::options::record_limit_bytes;
+use crate::sink::kafka::{fits_client, record_bytes};
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
 use crate::source::row_key;
@@ -64,7 +66,8 @@ Exit codes:
   12  the server is not fit for logical replication
   14  the slot is lost, or not walrelay's
   15  publication or table do not fit
-  20  the row cannot be routed: `run` stops at such a row";
+  20  the row cannot be routed, and delivery.on_error is stop: `run` stops at such a row
+  21  the row makes a record that is larger than the producer sends, likewise";
 
 const READING: &str = "reading a row";
 const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
@@ -106,7 +109,7 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
         if let Some(error) = fault.clone().filter(|_| !catalog.is_some_and(|catalog| readable(catalog, outbox))) {
             return Err(error.into());
         }
-        let found = match row(&session, args, outbox, name, catalog, &facts.server.role).await {
+        let found = match row(&session, args, outbox, name, catalog, &config).await {
             // With several tables, one of them has the row with this id.
             Err(error) if args.id.is_some() && tables.len() > 1 => {
                 without_id.push(error);
@@ -122,7 +125,9 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
     print_report(args.output, &report, &report.text())?;
     // The last error decides the exit code.
     let upkeep = upkeep(&session, &named).await.err();
-    let mut errors: Vec<Error> = report.refused().cloned().chain(upkeep).chain(nameless).chain(fault).collect();
+    // With another on_error, run does not stop at such a row.
+    let stops = report.refused().filter(|_| config.delivery.on_error == OnError::Stop).cloned();
+    let mut errors: Vec<Error> = stops.chain(upkeep).chain(nameless).chain(fault).collect();
     let Some(last) = errors.pop() else { return Ok(()) };
     for error in &errors {
         note(error_lines(error));
@@ -148,7 +153,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
+    Marker::with(config, parking).await?;
     none_left_behind(session.client(), config).await
 }
 
@@ -171,7 +176,7 @@ async fn row(
     outbox: &OutboxConfig,
     name: &TableName,
     catalog: Option<&Catalog>,
-    role: &str,
+    config: &Config,
 ) -> Result<Found> {
     let Some(table) = Table::read(session.client(), name).await? else {
         return Ok(Found::no_row("none: the table is empty"));
@@ -180,12 +185,16 @@ async fn row(
     let sampled = Sampled { outbox, name, table: &table };
     let (values, chosen) = match read(session, &sampled, args.id.as_deref()).await {
         Ok(Some(found)) => found,
-        Ok(None) if row_security => {
-            return Ok(Found::no_row("none: the table is empty, or row-level security hides the rows"));
-        }
         Ok(None) => return Ok(Found::no_row("none: the table is empty")),
         Err(error) if error.kind() == Kind::PostgresRefused && args.id.is_none() => {
-            let why = format!("not read: role {role} has no SELECT on the table; run does not need that right");
+            let role = quoted(&config.source.database.user);
+            let why = match row_security {
+                true => format!("not read: row-level security hides rows from role {role}, or it has no SELECT"),
+                false => format!(
+                    "not read: the role has no SELECT on the table. run needs that right only to read rows after a loss of \
+                     the slot: grant select on {name} to {role}"
+                ),
+            };
             return Ok(Found::no_row(why));
         }
         Err(error) => return Err(error),
@@ -193,8 +202,17 @@ async fn row(
     let id = values.first().cloned().flatten().unwrap_or_default();
     let mut found = Found { row: Some(RowId { id, chosen }), ..Found::default() };
     let position = outbox.route.position_header.as_deref();
-    match sampled.routed(&values, |record| Shown::of(record, position, !args.no_body)) {
-        Ok(record) => found.record = Some(record),
+    let routed = sampled.routed(&values, |record| {
+        let limit = record_limit_bytes(&config.kafka);
+        let size = limit.and_then(|limit| fits_client(record.topic, record_bytes(record), limit));
+        (Shown::of(record, position, !args.no_body), size)
+    });
+    match routed {
+        Ok((record, size)) => {
+            found.record = Some(record);
+            let id = found.row.as_ref().map(|row| Id::of(row.id.as_bytes()));
+            found.refused = size.err().map(|error| id.into_iter().fold(error, Error::of_row));
+        }
         Err(error) if error.kind() == Kind::Event => found.refused = Some(error),
         Err(error) => return Err(error),
     }

@@ -13,11 +13,10 @@ use crate::config::unit::exact_duration;
 use crate::config::{OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result, both};
 use crate::ledger::trail::Published;
-use crate::postgres::sql::SqlSession;
 use crate::source::preflight;
 use crate::state::{self, Stored};
-use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
+use crate::upkeep::{bound, connect_as};
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Where the seconds of a time end in the text form of Postgres.
@@ -83,7 +82,8 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Outcome {
     let settings = config::read(args, &args.relay.common.file)?;
     let (database, outboxes) = both(settings.database(), settings.outboxes())?;
     let wanted = wanted(&outboxes, args.older_than)?;
-    let session = SqlSession::connect(&database, "walrelay cleanup").await?;
+    let upkeep = settings.upkeep_database()?;
+    let session = connect_as(&database, upkeep.as_ref(), "walrelay cleanup").await?;
     let client = session.client();
     bound(client).await?;
     if preflight::server(client).await?.in_recovery {

@@ -212,7 +212,10 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
             config.source.slot
         ));
     }
-    warnings.extend(config.source.database.weakness().map(|weakness| format!("Postgres: {weakness}")));
+    let databases = [Some(&config.source.database), config.source.upkeep.as_ref()];
+    let weaknesses = databases.into_iter().flatten().filter_map(|database| database.weakness());
+    warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
+    warnings.dedup();
     warnings.extend(unverified(config));
     let unencrypted = if config.sink == SinkKind::Kafka { unencrypted(&config.kafka) } else { Vec::new() };
     if let Some(broker) = unencrypted.first() {

@@ -5,13 +5,15 @@
 //! occupies the slot likewise, and the server would store all changes before it returns the first.
 
 use std::future::{Future, pending};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cli::config;
 use crate::cli::output::note;
 use crate::config::layers::Settings;
+use crate::config::unit::human_bytes;
 use crate::config::{Config, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::{Assembler, BaseTypes, Event, Step};
@@ -30,6 +32,10 @@ const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which the operator is told why a temporary slot is not ready.
 const SLOT_PATIENCE: Duration = Duration::from_secs(2);
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often it is looked whether a relay waits for the slot.
+const WANTED_INTERVAL: Duration = Duration::from_millis(250);
+/// Less WAL than this is read within a second or two, and nobody has to be told before.
+const MUCH_WAL_BYTES: u64 = 32 << 20;
 
 /// The slot, with a session on its server and the facts about both.
 pub(super) struct Subject {
@@ -121,12 +127,20 @@ pub(super) fn value<'e>(event: &'e Event<'_>, outbox: &OutboxConfig, column: &st
 /// Takes events, each with its outbox.
 pub(super) type Take<'t> = &'t mut dyn FnMut(&mut Route, &Event<'_>) -> Result<()>;
 
+/// What follows a read.
+pub(super) enum Reading<T> {
+    More,
+    /// That was the last event.
+    Over,
+    Stopped(T),
+}
+
 /// A stream of the events of one slot. Nothing is consumed from the slot of a relay.
 pub(super) struct Peek {
     stream: WalStream,
     assembler: Assembler,
     /// Announces the server's shutdown, which would wait for the stream.
-    sql: SqlSession,
+    sql: Arc<SqlSession>,
     source: SourceConfig,
     routes: Vec<Route>,
     pub(super) start: Position,
@@ -152,6 +166,12 @@ impl Peek {
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let start = subject.start(stored.as_ref(), &mut wal, &server, notes.unwrap_or(&mut Vec::new())).await?;
+        // The server decodes from there on, events or not.
+        let restart = facts.slot.as_ref().and_then(|slot| slot.restart_lsn).unwrap_or(server.xlogpos);
+        let wal_bytes = server.xlogpos.bytes_since(restart);
+        if wal_bytes >= MUCH_WAL_BYTES {
+            note(format_args!("the slot has {} of WAL to read, of all tables", human_bytes(wal_bytes)));
+        }
         Peek::begin(subject, wal, &server, start, Some(server.xlogpos)).await
     }
 
@@ -184,7 +204,8 @@ impl Peek {
         let Subject { source, outboxes, sql, facts, .. } = subject;
         let started = WalStream::start(wal, &source).await;
         let is_taken = |error: &Error| error.kind() == Kind::SlotActive;
-        let stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
+        let mut stream = started.map_err(|error| if is_taken(&error) { in_use(&source.slot) } else { error })?;
+        stream.be_no_standby();
         let mut routes = outboxes.into_iter().map(Route::new).collect::<Result<Vec<_>>>()?;
         routes.iter_mut().for_each(|route| route.router.set_origin(&server.system_identifier, server.timeline));
         let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();
@@ -192,16 +213,42 @@ impl Peek {
         // A type that is created meanwhile counts as no domain.
         let base_types = BaseTypes::new(facts.base_types(), Lsn::new(u64::MAX));
         assembler.set_catalog(facts.table_oids(&outboxes), base_types);
-        Ok(Peek { stream, assembler, sql, source, routes, start, until })
+        Ok(Peek { stream, assembler, sql: Arc::new(sql), source, routes, start, until })
     }
 
     /// Waits for messages, and gives `take` their events. `false` after the last event. Safe to cancel.
     /// Errors: those of `take`, and those with which a session of a relay would end.
     pub(super) async fn read(&mut self, take: Take<'_>) -> Result<bool> {
-        let waited = self.turn(true, pending::<()>()).await;
+        Ok(matches!(self.read_unless(pending::<()>(), take).await?, Reading::More))
+    }
+
+    /// The same, until `stop` is done.
+    pub(super) async fn read_unless<T>(&mut self, stop: impl Future<Output = T>, take: Take<'_>) -> Result<Reading<T>> {
+        let waited = self.turn(true, stop).await;
         // Messages that arrived before the end of the connection count, and may name the reason.
         let is_over = self.take(take)?;
-        waited.map(|_| !is_over)
+        waited.map(|stopped| match stopped {
+            _ if is_over => Reading::Over,
+            Some(stopped) => Reading::Stopped(stopped),
+            None => Reading::More,
+        })
+    }
+
+    /// Waits for a relay that stands by for the slot. Without a session that answers, for ever.
+    pub(super) fn wanted(&self) -> impl Future<Output = ()> + use<> {
+        const SQL: &str = "select 1 from pg_catalog.pg_stat_activity where application_name = $1 limit 1";
+        let (sql, name) = (Arc::clone(&self.sql), format!("walrelay/{}/stand-by", self.source.slot));
+        async move {
+            loop {
+                sleep(WANTED_INTERVAL).await;
+                match sql.row("looking for a relay that waits", SQL, &[&name]).await {
+                    Ok(None) => {}
+                    Ok(Some(_)) => return,
+                    // The stream says why.
+                    Err(_) => pending::<()>().await,
+                }
+            }
+        }
     }
 
     /// Drives `work`, such as a write to a slow reader, and sends status updates meanwhile.

@@ -1,17 +1,19 @@
 //! `walrelay pending`: what is in the slot and not delivered, or in the table of a relay that polls.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use tokio::time::timeout;
 
-use crate::cli::config::{self, SourceSettings};
+use crate::cli::config::{self, DAY, SourceSettings, duration};
 use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time};
-use crate::cli::peek::{Peek, Route, Subject, value};
+use crate::cli::peek::{Peek, Reading, Route, Subject, value};
 use crate::cli::progress::Bar;
 use crate::clock::now_us;
 use crate::config::OutboxConfig;
-use crate::config::unit::human_bytes;
+use crate::config::unit::{exact_duration, human_bytes};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::Event;
 use crate::poll::select::extent;
@@ -33,6 +35,9 @@ pub(crate) struct PendingArgs {
     /// Print the payload of each shown event, too
     #[arg(long)]
     pub payload: bool,
+    /// Stop reading the slot after this time, and print what was read
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration(Duration::from_millis(1)..=DAY, "30s or 5m"))]
+    pub timeout: Duration,
     #[command(flatten)]
     pub output: Output,
 }
@@ -44,14 +49,14 @@ Examples:
   walrelay pending --config walrelay.toml --show 1 --payload
   walrelay pending --config walrelay.toml --json | jq .events
 
-The command consumes nothing: a relay that starts later delivers all these events. It reads the slot from its confirmed LSN up to the present end of the WAL, so no other session may have the slot; a relay that starts meanwhile stands by until the command ends. It leaves out what is delivered according to the stored position, and says where it cannot read that. Parked events are not in the slot: walrelay parked list. With --mode poll, it counts the unpublished rows of the table. The role needs the rights of run.
+The command consumes nothing: a relay that starts later delivers all these events. It reads the slot from its confirmed LSN up to the present end of the WAL, so no other session may have the slot; a relay that starts meanwhile gets the slot within a second or two, and the command prints what it has read. It leaves out what is delivered according to the stored position, and says where it cannot read that. Parked events are not in the slot: walrelay parked list. With --mode poll, it counts the unpublished rows of the table. The role needs the rights of run.
 
 Exit codes:
   0   done, whether or not events are pending
   2   the configuration is not valid
-  10  Postgres cannot be reached (11: refuses)
+  10  Postgres cannot be reached (11: refuses), or the slot is not read within --timeout
   12  the server is not fit for logical replication
-  13  a relay, or another session, has the slot
+  13  a relay, or another session, has the slot or waits for it
   14  the slot is missing, lost, or not walrelay's
   15  publication or table do not fit
   16  a relay polls the table, and walrelay cannot tell which rows are published
@@ -77,11 +82,13 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let mut tally =
         Tally { shown_max: args.show as usize, with_payload: args.payload, groups: BTreeMap::new(), report };
     let mut bar = Bar::new(args.output);
+    let slot = tally.report.slot.clone();
+    let mut stop = std::pin::pin!(stopped(peek.wanted(), slot, args.timeout));
     let read = loop {
-        match peek.read(&mut |route, event| tally.add(route, event)).await {
-            Ok(true) => bar.at(tally.report.events, None, || "events read".to_owned()),
-            Ok(false) => break Ok(()),
-            Err(error) => break Err(error),
+        match peek.read_unless(&mut stop, &mut |route, event| tally.add(route, event)).await {
+            Ok(Reading::More) => bar.at(tally.report.events, None, || "events read".to_owned()),
+            Ok(Reading::Over) => break Ok(()),
+            Ok(Reading::Stopped(error)) | Err(error) => break Err(error),
         }
     };
     drop(bar);
@@ -89,6 +96,18 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let report = Report { complete: read.is_ok(), ..tally.report }.with_groups(tally.groups.into_values().collect());
     print_report(args.output, &report, &report.text(now_us() / 1_000))?;
     Ok(read?)
+}
+
+/// Waits for a reason not to read on: a relay wants the slot, or it takes too long.
+async fn stopped(wanted: impl Future<Output = ()>, slot: String, limit: Duration) -> Error {
+    match timeout(limit, wanted).await {
+        Ok(()) => Error::new(Kind::SlotActive, format!("a relay waits for slot {slot}, and gets it: not all was read"))
+            .remedy(Remedy::from(NextCommand::new("status").option("slot", &slot)).and(" shows the lag of the relay")),
+        Err(_) => {
+            let cause = format!("not all of slot {slot} was read within {}", exact_duration(limit));
+            Error::new(Kind::PostgresUnreachable, cause).remedy("read for longer with --timeout, while no relay works")
+        }
+    }
 }
 
 /// The fields are the keys of `--json`.

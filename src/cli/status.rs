@@ -25,7 +25,9 @@ use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
-use crate::telemetry::http::ask_intake;
+use crate::source::preflight::UNMADE;
+use crate::telemetry::IntakeClosed;
+use crate::telemetry::http::{RelayAnswer, ask_relay};
 
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
@@ -37,6 +39,9 @@ pub(super) const NO_RELAY: &str = "no relay streams from the slot";
 const SECOND: Duration = Duration::from_secs(1);
 /// The pause before the next look, while one look cannot tell whether the lag is over its limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// For so long, nothing may be confirmed while WAL waits, where the relay cannot say itself whether it is ready. A relay
+/// that has nothing to deliver confirms WAL every five seconds.
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -61,7 +66,7 @@ struct Limits {
     #[arg(long, value_name = "BYTES", value_parser = parsed_bytes)]
     max_lag_bytes: Option<u64>,
     /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it 10s
-    /// or more
+    /// or more. Without this, a relay that cannot be asked at http.listen must confirm something within 15s
     #[arg(long, value_name = "DURATION", value_parser = seconds(Duration::ZERO..=AGE_MAX, "1m"))]
     max_lag_seconds: Option<Duration>,
 }
@@ -75,7 +80,7 @@ Examples:
 
 Exit codes:
   0   healthy
-  1   no relay streams from the slot, the slot is lost or about to be, or a limit is exceeded
+  1   no relay is at work or it is not ready, the slot is lost or about to be, or a limit is exceeded
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
   14  the slot does not exist
@@ -95,8 +100,7 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     }
     let checked = Checked::open(args).await?;
     let Some(interval) = args.watch else {
-        let mut report = checked.settled().await?;
-        report.relay.ask_intake(checked.http, &checked.slot).await;
+        let report = checked.settled().await?;
         print(&args.output.line(&report, report.table().trim_end())?)?;
         return Ok(report.verdict()?);
     };
@@ -107,7 +111,8 @@ pub(super) async fn status(args: &StatusArgs) -> Outcome {
     loop {
         tick.tick().await;
         let mut report = checked.read(&mut looks).await?;
-        report.relay.ask_intake(checked.http, &checked.slot).await;
+        report.ask(checked.http, &checked.slot).await;
+        report.judge(&checked.limits);
         if redraw {
             clear_screen()?;
         }
@@ -147,20 +152,24 @@ impl Checked {
         Ok(Checked { session, slot, limits: args.limits, http: settings.model().http.listen })
     }
 
-    /// The report of one look, or of as many as a limit of the lag in seconds needs.
+    /// The report of one look, or of as many as a limit of time needs.
     async fn settled(&self) -> Result<Report> {
         let mut looks = Looks::default();
         let mut report = self.read(&mut looks).await?;
-        let end = report.wal.current_lsn;
-        while report.is_open(&self.limits, end) {
+        report.ask(self.http, &self.slot).await;
+        report.judge(&self.limits);
+        let first = report.wal.clone();
+        while report.is_open(&self.limits, &first) {
             tokio::time::sleep(LOOK_AGAIN).await;
-            report = self.read(&mut looks).await?;
+            let asked = report.asked;
+            report = Report { asked, ..self.read(&mut looks).await? };
+            report.judge(&self.limits);
         }
         Ok(report)
     }
 
     async fn read(&self, looks: &mut Looks) -> Result<Report> {
-        let Checked { session, slot, limits, .. } = self;
+        let Checked { session, slot, .. } = self;
         let mut report: Report = look(session, slot).await?;
         report.parked = ParkedCount::read(session, slot, None).await?;
         if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
@@ -174,8 +183,8 @@ impl Checked {
         if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
             let waited = looks.look(Instant::now(), confirmed, end);
             report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+            report.wal.unconfirmed = looks.unconfirmed(Instant::now());
         }
-        report.judge(limits);
         Ok(report)
     }
 }
@@ -197,6 +206,8 @@ struct Report {
     database: Option<String>,
     #[serde(flatten)]
     relay: Sessions,
+    #[serde(flatten)]
+    asked: Asked,
     #[serde(flatten)]
     parked: ParkedCount,
     #[serde(flatten)]
@@ -222,10 +233,23 @@ struct Sessions {
     stand_by_pids: Vec<i32>,
     /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see its session.
     guarantee: Option<String>,
-    /// `open` or `closed`, as the active relay itself says.
+}
+
+/// What the relay itself says. `null` where it cannot be asked.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Asked {
+    /// As `/readyz` says.
+    ready: Option<bool>,
+    /// Why the relay is not ready, or why that is not known.
+    ready_detail: Option<String>,
+    /// What decides whether the relay delivers.
+    judged_by: Option<String>,
+    /// `open` or `closed`.
     intake: Option<String>,
     /// Why intake is closed, or why that is not known.
     intake_detail: Option<String>,
+    #[serde(skip)]
+    fix: Option<String>,
 }
 
 /// The slot's place in the WAL, and the WAL that the server keeps for the slot.
@@ -254,6 +278,9 @@ struct Wal {
     invalidation_reason: Option<String>,
     /// Whether a conflict with recovery invalidated the slot, from Postgres 16 on.
     conflicting: Option<bool>,
+    /// The time for which WAL waits and nothing was confirmed, as far as the looks tell.
+    #[serde(skip)]
+    unconfirmed: Duration,
 }
 
 impl Report {
@@ -266,22 +293,56 @@ impl Report {
         }
         problems.extend(self.wal.lost());
         if self.relay.table_reader_pid.is_none() {
-            if self.wal.confirmed_lsn.is_none() && self.wal.restart_lsn.is_some() {
-                problems.push("the slot is still being created".to_owned());
-            } else if !self.relay.active {
-                problems.push(NO_RELAY.to_owned());
+            match (self.relay.active, self.wal.confirmed_lsn) {
+                (true, None) => problems.push("the slot is still being created".to_owned()),
+                (false, None) if self.kind.is_some() => problems.push(format!("the slot is lost ({UNMADE})")),
+                (false, _) => problems.push(NO_RELAY.to_owned()),
+                (true, Some(_)) => {}
             }
+        }
+        if let (Some(false), Some(why)) = (self.asked.ready, &self.asked.ready_detail) {
+            problems.push(format!("the relay is not ready: {why}"));
+        }
+        let judged_by = match self.asked.ready {
+            Some(_) => "the relay's own readiness".to_owned(),
+            None if self.is_limited(limits) => format!("a confirmation within {} s", UNCONFIRMED_MAX.as_secs()),
+            None if self.relay.active => "--max-lag-seconds".to_owned(),
+            None => "the server alone".to_owned(),
+        };
+        self.asked.judged_by = Some(judged_by);
+        if self.is_limited(limits) && self.wal.unconfirmed > UNCONFIRMED_MAX {
+            problems.push(format!("WAL waits, and nothing was confirmed for {} s", UNCONFIRMED_MAX.as_secs()));
         }
         problems.extend(self.wal.over(limits));
         self.healthy = problems.is_empty();
         self.problems = problems;
     }
 
-    /// Whether another look can tell more: there is a limit in seconds, and `end`, the end of the WAL at the first look,
-    /// is not confirmed. Call after [`Report::judge`]. True for at most as long as the limit.
-    fn is_open(&self, limits: &Limits, end: Option<Lsn>) -> bool {
-        let waits = self.wal.confirmed_lsn.zip(end).is_some_and(|(confirmed, end)| confirmed < end);
-        self.healthy && self.relay.active && limits.max_lag_seconds.is_some() && waits
+    /// Whether [`UNCONFIRMED_MAX`] holds.
+    fn is_limited(&self, limits: &Limits) -> bool {
+        self.relay.active && self.asked.ready.is_none() && limits.max_lag_seconds.is_none()
+    }
+
+    /// Whether another look can tell more than the `first`: there is a limit of time, and what was to be confirmed then is
+    /// not. Call after [`Report::judge`]. True for at most as long as the limit.
+    fn is_open(&self, limits: &Limits, first: &Wal) -> bool {
+        let waits = self.wal.confirmed_lsn.zip(first.current_lsn).is_some_and(|(confirmed, end)| confirmed < end);
+        let is_still = self.is_limited(limits) && self.wal.confirmed_lsn == first.confirmed_lsn;
+        self.healthy && self.relay.active && waits && (limits.max_lag_seconds.is_some() || is_still)
+    }
+
+    /// Asks the relay, if its address is known.
+    async fn ask(&mut self, http: Option<SocketAddr>, slot: &SlotName) {
+        let is_at_work = self.relay.active || self.relay.table_reader_pid.is_some();
+        let answer = match http {
+            Some(addr) => ask_relay(addr, slot, is_at_work).await,
+            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
+        };
+        self.asked = Asked::from(answer);
+        if !is_at_work {
+            self.asked.intake = None;
+            self.asked.intake_detail = Some("no relay is at work".to_owned());
+        }
     }
 
     fn verdict(&self) -> Result<()> {
@@ -292,6 +353,9 @@ impl Report {
             Error::new(Kind::Unhealthy, format!("slot {} is unhealthy: {}", self.slot, self.problems.join("; ")));
         if self.plugin.as_deref() != Some("pgoutput") {
             return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
+        }
+        if let Some(fix) = &self.asked.fix {
+            return Err(error.remedy(fix.as_str()));
         }
         let run = NextCommand::new("run").option("slot", &self.slot);
         Err(match (self.wal.wal_status.as_deref(), self.relay.active) {
@@ -335,10 +399,11 @@ impl Report {
     fn line(&self) -> String {
         let Report { slot, healthy, relay, wal, .. } = self;
         format!(
-            "slot={slot} healthy={healthy} active={} table_reader_pid={} intake={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            "slot={slot} healthy={healthy} active={} ready={} table_reader_pid={} intake={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             relay.active,
+            or_dash(self.asked.ready),
             or_dash(relay.table_reader_pid),
-            or_dash(relay.intake.as_deref()),
+            or_dash(self.asked.intake.as_deref()),
             or_dash(self.parked.events),
             or_dash(wal.confirmed_lsn),
             or_dash(wal.lag_bytes),
@@ -365,7 +430,9 @@ impl Report {
             ("relay", relay.at_work()),
             ("guarantee", or_dash(relay.guarantee.as_deref())),
             ("stand-by", relay.standing_by()),
-            ("intake", relay.intake()),
+            ("readiness", self.asked.readiness()),
+            ("judged by", or_dash(self.asked.judged_by.as_deref())),
+            ("intake", self.asked.intake()),
             ("parked", self.parked_text()),
             ("last heard", wal.last_reply(relay.active)),
             ("confirmed", or_dash(wal.confirmed_lsn)),
@@ -418,24 +485,38 @@ impl Sessions {
         let pids: Vec<_> = self.stand_by_pids.iter().map(|pid| format!("backend pid {pid}")).collect();
         pids.join(", ")
     }
+}
 
-    async fn ask_intake(&mut self, http: Option<SocketAddr>, slot: &SlotName) {
-        let known = match http {
-            _ if !self.active && self.table_reader_pid.is_none() => Err("no relay is at work".to_owned()),
-            Some(addr) => ask_intake(addr, slot).await,
-            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
-        };
-        let (intake, detail) = match known {
-            Ok(None) => (Some("open"), None),
-            Ok(Some(why)) => (Some("closed"), Some(why.words())),
-            Err(why) => (None, Some(why)),
-        };
-        (self.intake, self.intake_detail) = (intake.map(str::to_owned), detail);
+impl From<Result<RelayAnswer, String>> for Asked {
+    fn from(answer: Result<RelayAnswer, String>) -> Asked {
+        match answer {
+            Ok(RelayAnswer { readiness, intake_closed }) => Asked {
+                ready: Some(readiness.ready),
+                ready_detail: readiness.detail,
+                intake: Some(if intake_closed.is_none() { "open" } else { "closed" }.to_owned()),
+                intake_detail: intake_closed.map(IntakeClosed::words),
+                fix: readiness.fix,
+                judged_by: None,
+            },
+            Err(why) => Asked { ready_detail: Some(why.clone()), intake_detail: Some(why), ..Asked::default() },
+        }
     }
+}
 
+impl Asked {
     fn intake(&self) -> String {
         let detail = self.intake_detail.as_ref().map(|detail| format!(": {detail}"));
         self.intake.as_deref().unwrap_or("not known").to_owned() + &detail.unwrap_or_default()
+    }
+
+    fn readiness(&self) -> String {
+        let said = match self.ready {
+            Some(true) => "ready",
+            Some(false) => "not ready",
+            None => "not known",
+        };
+        let detail = self.ready_detail.as_ref().map(|detail| format!(": {detail}"));
+        said.to_owned() + &detail.unwrap_or_default()
     }
 }
 
@@ -508,30 +589,41 @@ const ENDS_MAX: usize = 3_600;
 /// Postgres keeps no time for a place in the WAL, and `pg_stat_replication.flush_lag` does not change while nothing is
 /// confirmed. What can be known: when an end was first seen, and that the relay has not confirmed it since.
 #[derive(Debug, Default)]
-struct Looks(VecDeque<(Instant, Lsn)>);
+struct Looks {
+    ends: VecDeque<(Instant, Lsn)>,
+    /// The confirmed LSN while WAL waits, and since when it is the same.
+    still: Option<(Lsn, Instant)>,
+}
 
 impl Looks {
     /// Records that the WAL ended at `end` and was confirmed up to `confirmed`. Gives the least time for which the oldest
     /// unconfirmed WAL has waited. `None`: no earlier look saw it, and it may have waited for any time.
     fn look(&mut self, now: Instant, confirmed: Lsn, end: Lsn) -> Option<Duration> {
-        if self.0.back().is_some_and(|(_, last)| *last > end) {
+        let still = self.still.filter(|(before, _)| *before == confirmed).unwrap_or((confirmed, now));
+        self.still = (confirmed < end).then_some(still);
+        if self.ends.back().is_some_and(|(_, last)| *last > end) {
             // Another server answers: the ends that were seen are of another WAL.
-            self.0.clear();
+            self.ends.clear();
         }
-        let first = self.0.is_empty();
-        if self.0.back().is_none_or(|(_, last)| *last < end) && self.0.len() < ENDS_MAX {
-            self.0.push_back((now, end));
+        let first = self.ends.is_empty();
+        if self.ends.back().is_none_or(|(_, last)| *last < end) && self.ends.len() < ENDS_MAX {
+            self.ends.push_back((now, end));
         }
-        let waits = self.0.iter().find(|(_, end)| *end > confirmed).copied();
+        let waits = self.ends.iter().find(|(_, end)| *end > confirmed).copied();
         // The newest end stays, so that the next look knows of an earlier one.
-        while self.0.len() > 1 && self.0.front().is_some_and(|(_, end)| *end <= confirmed) {
-            self.0.pop_front();
+        while self.ends.len() > 1 && self.ends.front().is_some_and(|(_, end)| *end <= confirmed) {
+            self.ends.pop_front();
         }
         match waits {
             None => Some(Duration::ZERO),
             Some(_) if first => None,
             Some((since, _)) => Some(now.saturating_duration_since(since)),
         }
+    }
+
+    /// How long WAL has waited at the last look without a confirmation, as far as the looks tell.
+    fn unconfirmed(&self, now: Instant) -> Duration {
+        self.still.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(since))
     }
 }
 
@@ -545,7 +637,7 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
-            "intake": "closed", "intake_detail": "kafka.max_in_flight_bytes is reached",
+            "ready": true, "intake": "closed", "intake_detail": "kafka.max_in_flight_bytes is reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
@@ -580,6 +672,13 @@ mod tests {
             (json!({"wal_status": "extended"}), none, ""),
             (json!({"invalidation_reason": "idle_timeout"}), none, "the slot is invalid (idle_timeout)"),
             (json!({"confirmed_lsn": null}), none, "the slot is still being created"),
+            (json!({"confirmed_lsn": null, "active": false}), none, "the slot is lost (it has no confirmed LSN)"),
+            (
+                json!({"ready": false, "ready_detail": "not connected to kafka"}),
+                none,
+                "the relay is not ready: not connected to kafka",
+            ),
+            (json!({"ready": null}), none, ""),
             // A relay that polls needs no slot.
             (json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9}), none, ""),
             (json!({}), lag_bytes(1 << 20), ""),
@@ -589,6 +688,35 @@ mod tests {
             (json!({"lag_seconds": null}), lag_seconds(0), ""),
         ] {
             assert_eq!(judged(changes.clone(), limits).problems.join("; "), problems, "{changes}");
+        }
+    }
+
+    #[test]
+    fn a_relay_that_cannot_be_asked_must_confirm_something_in_time() {
+        let with = |ready: Option<bool>, unconfirmed| {
+            let mut report = report(json!({"ready": ready}));
+            report.wal.unconfirmed = unconfirmed;
+            report
+        };
+        let (none, late) = (Limits::default(), UNCONFIRMED_MAX + SECOND);
+        let seconds = Limits { max_lag_seconds: Some(AGE_MAX), ..none };
+        for (mut report, limits, by, healthy) in [
+            (with(None, UNCONFIRMED_MAX), none, "a confirmation within 15 s", true),
+            (with(None, late), none, "a confirmation within 15 s", false),
+            (with(Some(true), late), none, "the relay's own readiness", true),
+            (with(None, late), seconds, "--max-lag-seconds", true),
+        ] {
+            report.judge(&limits);
+            assert_eq!((report.asked.judged_by.as_deref(), report.healthy), (Some(by), healthy), "{report:?}");
+        }
+        let mut looks = Looks::default();
+        let began = Instant::now();
+        for (second, confirmed, end, unconfirmed) in
+            [(0, 5, 5, 0), (100, 5, 9, 0), (110, 5, 9, 10), (120, 6, 9, 0), (121, 6, 9, 1), (122, 9, 9, 0)]
+        {
+            let now = began + Duration::from_secs(second);
+            looks.look(now, Lsn::new(confirmed), Lsn::new(end));
+            assert_eq!(looks.unconfirmed(now).as_secs(), unconfirmed, "{second}");
         }
     }
 
@@ -622,13 +750,19 @@ mod tests {
     #[test]
     fn checks_of_a_lag_limit_repeat_until_the_first_wal_end_is_confirmed_or_overdue() {
         let limits = Limits { max_lag_seconds: Some(Duration::from_secs(5)), ..Limits::default() };
-        let open = |changes, limits, end: &str| judged(changes, limits).is_open(&limits, end.parse().ok());
+        let open = |changes, limits, end: &str| {
+            let confirmed_lsn = "0/2000000".parse().ok();
+            judged(changes, limits)
+                .is_open(&limits, &Wal { confirmed_lsn, current_lsn: end.parse().ok(), ..Wal::default() })
+        };
         assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
         assert!(open(json!({"lag_seconds": 5}), limits, "0/2000001"));
         assert!(!open(json!({"lag_seconds": 0.5}), limits, "0/2000000"), "only later WAL is not confirmed");
         assert!(!open(json!({"lag_seconds": 5.1}), limits, "0/2100000"));
         assert!(!open(json!({"lag_seconds": null, "active": false}), limits, "0/2100000"), "no relay confirms");
-        assert!(!open(json!({"lag_seconds": null}), Limits::default(), "0/2100000"));
+        assert!(!open(json!({"lag_seconds": null}), Limits::default(), "0/2100000"), "the relay has answered");
+        assert!(open(json!({"ready": null}), Limits::default(), "0/2100000"), "the relay has not");
+        assert!(!open(json!({"ready": null, "confirmed_lsn": "0/2000001"}), Limits::default(), "0/2100000"));
     }
 
     #[test]
@@ -640,6 +774,8 @@ mod tests {
         relay       backend pid 7, walrelay from 10.0.0.1
         guarantee   exactly-once
         stand-by    none
+        readiness   ready
+        judged by   -
         intake      closed: kafka.max_in_flight_bytes is reached
         parked      5 events, the oldest for 3 min (walrelay parked list)
         last heard  1.5 s ago
@@ -663,6 +799,8 @@ mod tests {
             (json!({"active": false, "pid": null, "reply_age_seconds": null}), "last heard  -\n"),
             (json!({"intake": "open", "intake_detail": null}), "intake      open\n"),
             (json!({"intake": null, "intake_detail": "no answer"}), "intake      not known: no answer\n"),
+            (json!({"ready": false, "ready_detail": "told to stop"}), "readiness   not ready: told to stop\n"),
+            (json!({"ready": null, "ready_detail": "no answer"}), "readiness   not known: no answer\n"),
         ] {
             let table = report(changes).table();
             assert!(table.contains(line), "{line}: {table}");
@@ -673,7 +811,7 @@ mod tests {
     fn the_json_keys_keep_their_order_and_unknown_values_are_null() {
         let json = json_line(&report(json!({}))).unwrap();
         let keys = "slot healthy problems kind plugin database active pid application client table_reader_pid \
-             stand_by_pids guarantee intake intake_detail parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
+             stand_by_pids guarantee ready ready_detail judged_by intake intake_detail parked_events oldest_parked_seconds confirmed_lsn restart_lsn current_lsn \
              retained_bytes lag_bytes lag_seconds inactive_seconds reply_age_seconds wal_status safe_wal_bytes \
              invalidation_reason conflicting two_phase failover";
         let keys: Vec<&str> = keys.split(' ').collect();
@@ -725,7 +863,7 @@ mod tests {
         for look in 0..10_000 {
             looks.look(began + Duration::from_secs(look), Lsn::new(1), Lsn::new(10 + look));
         }
-        assert_eq!(looks.0.len(), ENDS_MAX);
+        assert_eq!(looks.ends.len(), ENDS_MAX);
         let now = began + Duration::from_secs(10_000);
         assert_eq!(looks.look(now, Lsn::new(1), Lsn::new(20_000)), Some(Duration::from_secs(10_000)));
         assert_eq!(looks.look(now, Lsn::new(12_000), Lsn::new(20_000)), Some(Duration::ZERO));

@@ -356,7 +356,7 @@ impl<'a> Reader<'a> {
         };
         let is_of_type = ["invalid ", "unknown variant", "wanted "].iter().any(|of| why.starts_with(of));
         // A number may be the password of a connection string.
-        let cause = match (["database.url", "otel.headers"].contains(&path), is_of_type) {
+        let cause = match (["database.url", "upkeep.database", "otel.headers"].contains(&path), is_of_type) {
             (true, _) => format!("{named} cannot be anything but text"),
             (false, true) => format!("{named} cannot be {}", shown(value.get_ref())),
             (false, false) => format!("{named}: {why}"),

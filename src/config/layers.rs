@@ -41,6 +41,8 @@ pub struct Config {
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
     pub database: ConnInfo,
+    /// The connection for writes to rows; `None`: `database`.
+    pub(crate) upkeep: Option<ConnInfo>,
     pub slot: SlotName,
     /// The slot's publication. Default: `walrelay_SLOT`, which `walrelay setup` creates.
     pub publication: String,
@@ -164,14 +166,24 @@ impl Settings {
     }
 
     pub(crate) fn database(&self) -> Result<ConnInfo> {
+        let url = self.base.model.database.url.as_ref().map(Secret::expose);
+        self.conninfo("database.url", url)
+    }
+
+    /// The connection for writes to rows, where it has a role of its own.
+    pub(crate) fn upkeep_database(&self) -> Result<Option<ConnInfo>> {
+        let url = self.base.model.upkeep.database.as_ref().map(Secret::expose);
+        url.map(|url| self.conninfo("upkeep.database", Some(url))).transpose()
+    }
+
+    fn conninfo(&self, key: &str, url: Option<&str>) -> Result<ConnInfo> {
         let variable = |name: &str| {
             let text = self.environment.get(name)?.expose();
             (!text.is_empty()).then(|| text.to_owned())
         };
-        let url = self.base.model.database.url.as_ref().map(Secret::expose);
         ConnInfo::parse(url, &variable).map_err(|error| {
             let error = error.or_remedy("write it as postgres://USER@HOST:PORT/DATABASE").with_kind(Kind::Config);
-            match self.get("database.url") {
+            match self.get(key) {
                 // The text itself is refused, and not a variable beside it.
                 Some(given) if ConnInfo::parse(url, &|_| None).is_err() => error.about(&given.origin),
                 _ => error,
@@ -193,6 +205,7 @@ impl Settings {
 
     pub(crate) fn source(&self) -> Result<SourceConfig> {
         let (slot, database) = both(self.slot(), self.database())?;
+        let upkeep = self.upkeep_database()?;
         let Slot { publication, stream, .. } = self.base.model.slot.clone();
         let publication = publication.unwrap_or_else(|| format!("walrelay_{slot}"));
         if !is_identifier(&publication) {
@@ -202,7 +215,8 @@ impl Settings {
             return Err(Error::new(Kind::Config, cause)
                 .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
         }
-        Ok(SourceConfig { database, slot, publication, messages: false, poll: self.base.model.poll.clone(), stream })
+        let poll = self.base.model.poll.clone();
+        Ok(SourceConfig { database, upkeep, slot, publication, messages: false, poll, stream })
     }
 
     /// The sources of events and their routes: one for each outbox.
@@ -478,9 +492,10 @@ fn warnings(
     };
     let unknown = environment.keys().filter(is_unknown);
     let mut warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
-    let url = base.get("database.url").filter(|given| holds_password(given.text.expose()));
-    let keys = [("database.url", url), ("otel.headers", base.get("otel.headers"))];
-    let keys = keys.into_iter().filter_map(|(key, given)| Some((key, given?)));
+    let url = |key| base.get(key).filter(|given| holds_password(given.text.expose()));
+    let keys = ["database.url", "upkeep.database"].map(|key| (key, url(key)));
+    let keys = keys.into_iter().chain([("otel.headers", base.get("otel.headers"))]);
+    let keys = keys.filter_map(|(key, given)| Some((key, given?)));
     let properties = properties.iter().filter(|(name, _)| is_secret_property(name));
     let secrets: Vec<_> = keys.chain(properties.map(|(name, given)| (name.as_str(), given))).collect();
     if let Some((_, given)) = secrets.iter().find(|(_, given)| matches!(given.origin, Origin::Flag(_))) {
@@ -724,6 +739,7 @@ mod tests {
         pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, stream: StreamConfig) -> Self {
             SourceConfig {
                 database,
+                upkeep: None,
                 slot: slot.parse().unwrap(),
                 publication: publication.to_owned(),
                 messages: false,

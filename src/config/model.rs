@@ -37,6 +37,7 @@ pub(crate) struct Model {
     pub(super) slot: Slot,
     pub(super) poll: PollConfig,
     pub(super) outbox: Outbox,
+    pub(super) upkeep: UpkeepSession,
     pub(super) route: RouteConfig,
     pub(super) format: Format,
     pub(super) sink: Sink,
@@ -55,6 +56,15 @@ pub(super) struct Database {
     /// The connection string. No default: without it the `PG*` variables apply, as for `psql`.
     #[serde(serialize_with = "text::no_default")]
     pub(super) url: Option<Secret>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct UpkeepSession {
+    /// The connection string for writes to rows and to `walrelay.parked`. No default: the relay's own role writes. A role
+    /// of its own keeps triggers of the table from running as the replication role.
+    #[serde(serialize_with = "text::no_default")]
+    pub(super) database: Option<Secret>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
@@ -594,7 +604,7 @@ mod tests {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
-        assert_eq!(seen.len(), 2 * 73);
+        assert_eq!(seen.len(), 2 * 74);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(FLAGS.iter().map(|(path, _)| *path).chain(ruled).all(|path| seen.contains(path)), "a rule of no key");
     }

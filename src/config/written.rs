@@ -83,7 +83,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
     for key in KEYS.iter().filter(|key| key.parts().0 == table) {
         let name = key.parts().1;
         match (key.path.as_str(), layer.get(&key.path), &key.default) {
-            ("database.url" | "otel.headers", Some(given), _) => {
+            ("database.url" | "upkeep.database" | "otel.headers", Some(given), _) => {
                 line(text, format_args!("{name} = \"***\"  # {}", given.origin));
             }
             (_, Some(given), _) => {
@@ -103,6 +103,7 @@ fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
 fn unset(path: &str) -> &'static str {
     match path {
         "database.url" => "from the PG* variables and their defaults",
+        "upkeep.database" => "the relay's own connection",
         "slot.publication" | "state.key" => "follows from the slot's name",
         "http.listen" => "off",
         "otel.endpoint" => "from OTEL_EXPORTER_OTLP_ENDPOINT, else off",

@@ -105,8 +105,8 @@ impl EventError {
                 Kind::Event,
                 format!(
                     "nothing was skipped, and nothing behind this row is delivered. Declare column {column} of {table} \
-                     NOT NULL, so that no further row can be like this one. To pass it over, {}; that gives the whole \
-                     transaction up",
+                     NOT NULL, so that no further row can be like this one. To pass it over, correct or delete the row, {}; \
+                     that gives the whole transaction up",
                     place.give_up(slot)
                 ),
             ),

@@ -16,6 +16,10 @@ pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// that is half a gigabyte. Each store of an idle relay costs a record and a catalog query.
 pub(crate) const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The least time between any two stores while commits of other sessions wait for the confirmed LSN. A position that is
+/// stored in Postgres makes WAL itself, and so the next keepalive.
+pub(crate) const SYNCHRONOUS_INTERVAL: Duration = Duration::from_millis(20);
+
 /// The position to store now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
@@ -37,37 +41,49 @@ pub struct Confirm {
     /// The number of delivered events when the last store began.
     events_at_last: u64,
     last_begun: Duration,
+    /// Whether commits of other sessions wait for the confirmed LSN.
+    is_synchronous: bool,
 }
 
 impl Confirm {
     /// `stored` is the position in the store at `now`.
     pub fn new(stored: Position, now: Duration) -> Self {
-        Confirm { stored, busy: false, events_at_last: 0, last_begun: now }
+        Confirm { stored, busy: false, events_at_last: 0, last_begun: now, is_synchronous: false }
     }
 
     /// The position to store, given the delivered position and the total number of delivered events.
     ///
     /// `hurry` skips the intervals, for a relay that stops.
     pub fn due(&self, delivered: Position, events: u64, now: Duration, hurry: bool) -> Due {
-        if self.busy || delivered == self.stored {
+        if self.busy || self.stored.is_at_or_after(&delivered) {
             return Due::Nothing;
         }
         let waited = now.saturating_sub(self.last_begun);
-        if events > self.events_at_last {
-            let due = hurry || waited >= PROGRESS_INTERVAL;
-            return if due { Due::Progress(delivered) } else { Due::Nothing };
+        if !hurry && waited < self.interval(events) {
+            return Due::Nothing;
         }
-        let due = hurry || waited >= IDLE_INTERVAL;
-        if due { Due::Idle(delivered) } else { Due::Nothing }
+        if events > self.events_at_last { Due::Progress(delivered) } else { Due::Idle(delivered) }
+    }
+
+    fn interval(&self, events: u64) -> Duration {
+        match (self.is_synchronous, events > self.events_at_last) {
+            (true, _) => SYNCHRONOUS_INTERVAL,
+            (false, true) => PROGRESS_INTERVAL,
+            (false, false) => IDLE_INTERVAL,
+        }
+    }
+
+    /// Whether commits of other sessions wait for the confirmed LSN.
+    pub(crate) fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.is_synchronous = is_synchronous;
     }
 
     /// The earliest time at which [`Confirm::due`] can return a position; `None` if it does not depend on the clock.
     pub(crate) fn wake_at(&self, delivered: Position, events: u64) -> Option<Duration> {
-        if self.busy || delivered == self.stored {
+        if self.busy || self.stored.is_at_or_after(&delivered) {
             return None;
         }
-        let interval = if events > self.events_at_last { PROGRESS_INTERVAL } else { IDLE_INTERVAL };
-        Some(self.last_begun + interval)
+        Some(self.last_begun + self.interval(events))
     }
 
     /// A store of the position from [`Confirm::due`] begins; the caller begins no other before it ends.
@@ -139,6 +155,18 @@ mod tests {
         assert_eq!(confirm.due(at(20), 0, Duration::ZERO, true), Due::Idle(at(20)));
         assert_eq!(confirm.wake_at(at(20), 0), Some(IDLE_INTERVAL));
         assert_eq!(confirm.wake_at(at(10), 0), None);
+    }
+
+    #[test]
+    fn while_commits_wait_for_the_confirmed_lsn_every_position_is_stored_soon() {
+        let mut confirm = Confirm::new(at(10), Duration::ZERO);
+        confirm.set_synchronous(true);
+        for events in [0, 1] {
+            assert_eq!(confirm.due(at(20), events, SYNCHRONOUS_INTERVAL / 2, false), Due::Nothing);
+            assert_ne!(confirm.due(at(20), events, SYNCHRONOUS_INTERVAL, false), Due::Nothing);
+            assert_eq!(confirm.wake_at(at(20), events), Some(SYNCHRONOUS_INTERVAL));
+        }
+        assert_eq!(confirm.due(at(5), 1, IDLE_INTERVAL, true), Due::Nothing, "it never goes back");
     }
 
     #[test]

@@ -50,7 +50,9 @@ pub struct Reader {
 impl Reader {
     /// Opens the session.
     pub async fn connect(info: &ConnInfo, application_name: &str) -> Result<Reader> {
-        Ok(Reader { session: SqlSession::connect(info, application_name).await? })
+        let session = SqlSession::connect(info, application_name).await?;
+        session.allow_long_statements().await?;
+        Ok(Reader { session })
     }
 
     /// The client, for statements outside of the transaction.
@@ -65,8 +67,7 @@ impl Reader {
     /// # Errors
     /// [`Kind::PostgresUnreachable`] without an answer, on a standby, and where the exported snapshot has ended; those of the session.
     pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
-        // Rows that a policy hides are an error.
-        let mut sql = "begin isolation level repeatable read, read only; set local row_security = off; ".to_owned();
+        let mut sql = "begin isolation level repeatable read, read only; ".to_owned();
         if let Some(exported) = adopt {
             sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
         }

@@ -68,9 +68,26 @@ pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &
     server(act, sqlstate, message)
 }
 
+/// The function that refuses a statement because of a policy (`src/backend/utils/misc/rls.c`).
+const CHECKS_POLICIES: &str = "check_enable_rls";
+
+/// The remedy where row-level security would hide rows from `role`. In all sessions of walrelay that is an error.
+pub(crate) fn sees_all_rows(role: &str) -> String {
+    format!("alter role {role} bypassrls; -- walrelay has to see all rows, and a policy hides some from this role")
+}
+
+/// Whether `error` is about a policy of row-level security, and not about a privilege.
+pub(crate) fn is_about_policy(error: &Error) -> bool {
+    error.what_to_do().is_some_and(|remedy| remedy == sees_all_rows("…"))
+}
+
 pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
-        return server(act, report.code().code(), report.message());
+        let reported = server(act, report.code().code(), report.message());
+        return match report.routine() {
+            Some(CHECKS_POLICIES) => reported.remedy(sees_all_rows("…")),
+            Some(_) | None => reported,
+        };
     }
     let causes = || std::iter::successors(Some(error as &dyn StdError), |error| StdError::source(*error));
     if let Some(io) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) {
@@ -152,6 +169,7 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         "53400" => Kind::PostgresUnfit,
         // A row that decoding or output cannot process fails again at every attempt.
         "54000" if streaming => Kind::Event,
+        "22021" | "22P05" => Kind::Event,
         "55P03" | "25P03" => Kind::PostgresUnreachable,
         _ => match (sqlstate.get(..2).unwrap_or_default(), streaming) {
             ("28", _) => Kind::PostgresRefused,
@@ -161,6 +179,11 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         },
     }
 }
+
+/// The rows that SQLSTATE 22021 and 22P05 are about.
+const NOT_UTF8: &str = "A row has text that is not UTF-8, or has no equivalent in UTF-8 (encodings SQL_ASCII, WIN1252 and \
+                        the like)";
+const VERSION: &str = "select version()";
 
 fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
     let of_slot = |command, slot| NextCommand::new(command).option("slot", slot);
@@ -192,18 +215,32 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
         ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
+        ("55P03" | "57014", While::Querying(_)) => Remedy::from(
+            "if this does not pass, see who holds a lock: select a.pid, a.application_name, l.mode, \
+             l.relation::regclass from pg_locks l join pg_stat_activity a using (pid) where l.granted and l.mode like \
+             '%ExclusiveLock' and l.relation is not null",
+        ),
         ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
         ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
-        ("22021", While::Streaming(slot)) => Remedy::from(format!(
-            "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
-             that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \
-             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row by hand, move the slot \
-             past its transaction with pg_replication_slot_advance, and start once with --adopt-slot"
+        ("22021" | "22P05", While::Streaming(slot)) => Remedy::from(format!(
+            "nothing was skipped. {NOT_UTF8}, and cannot be streamed. With client_encoding set to SQL_ASCII, \
+             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row by hand, and correct \
+             or delete it in the table"
         )),
-        ("54000" | "XX000", While::Streaming(_)) => Remedy::from(
-            "if a value is too large to be sent: deliver that row by hand, then move the slot past its transaction with \
-             pg_replication_slot_advance",
-        ),
+        ("22021" | "22P05", _) => Remedy::from(format!("{NOT_UTF8}: correct it in the table, or delete it")),
+        ("54000", While::Streaming(_)) => {
+            Remedy::from("nothing was skipped. A value is too large to be sent: deliver that row by hand")
+        }
+        (internal, While::Streaming(slot)) if internal.starts_with("XX") => Remedy::from(format!(
+            "nothing was skipped. Start the relay again. If the same error comes back, the server cannot decode its WAL: \
+             see its minor version with {VERSION}, and upgrade it to the newest one. Or read from the table what was not \
+             published, with another slot: "
+        ))
+        .and(of_slot("teardown", slot).flag("force"))
+        .and(", ")
+        .and(of_slot("setup", slot))
+        .and(", ")
+        .and(of_slot("run", slot)),
         _ => return None,
     })
 }
@@ -232,7 +269,8 @@ mod tests {
             (streaming, Kind::Publication, &["42704"]),
             (streaming, Kind::PostgresUnreachable, &["57P01"]),
             (streaming, Kind::SlotUnusable, &["55000"]),
-            (streaming, Kind::Event, &["XX000", "54000", "22021"]),
+            (streaming, Kind::Event, &["XX000", "XX001", "54000", "22021", "22P05"]),
+            (querying, Kind::Event, &["22021", "22P05"]),
             (querying, Kind::PostgresUnreachable, &["57014"]),
             (querying, Kind::Publication, &["42P01"]),
             (querying, Kind::PostgresUnfit, &["53400", "42601", "", "ä"]),

@@ -2,6 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | [`bounded`] | refuses messages that no server sends, below the SQL client |
 //! | [`catalog`] | a table as the catalogs describe it |
 //! | [`fault`] | turns SQLSTATEs, I/O and TLS errors into errors with a remedy |
 //! | `query` | SQL with a time limit, the effect of a failure on the session, tables of walrelay's own |
@@ -12,6 +13,7 @@
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
+pub(crate) mod bounded;
 pub(crate) mod catalog;
 pub(crate) mod fault;
 pub(crate) mod query;

@@ -12,6 +12,17 @@ use crate::postgres::fault::{self, While};
 
 /// The time limit for a statement that reads catalogs or one row. A session that needs longer is stuck.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The server's own limit for a statement and for a wait for a lock, unless the session has another. It is below the
+/// client's: the server ends a statement that waits for a lock, and the session stays usable.
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The remedies for a server that takes no writes. Some services make a database read-only when the disk is full.
+const READ_ONLY: &str = "the database is read-only, which some services do when the disk is full: make room there. If \
+     somebody set it, see where: select source from pg_settings where name = 'default_transaction_read_only'; and undo it: \
+     alter system, alter database … or alter role … reset default_transaction_read_only; select pg_reload_conf(); If the \
+     server is a standby, add target_session_attrs=read-write";
+const DISK_FULL: &str =
+    "the server's disk is full: make room there; a slot that retains much WAL is in pg_replication_slots";
 
 /// A parameter with its type. A statement with typed parameters needs one round trip, and the server keeps none of it.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -37,12 +48,15 @@ impl QueryError {
         let reported = fault::sql(While::Querying(what), error);
         match error.code() {
             Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(reported),
-            // The server has become a standby: a retry finds the new primary.
-            Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => QueryError::Refused {
-                error: Error::new(Kind::PostgresUnreachable, reported.cause()),
-                sqlstate: Some(code.clone()),
-            },
-            Some(code) => QueryError::Refused { error: reported, sqlstate: Some(code.clone()) },
+            Some(code) => {
+                let fix = match code.code() {
+                    "25006" => Some(READ_ONLY),
+                    "53100" => Some(DISK_FULL),
+                    _ => None,
+                };
+                let error = fix.map(|fix| Error::new(Kind::PostgresUnwritable, reported.cause()).remedy(fix));
+                QueryError::Refused { error: error.unwrap_or(reported), sqlstate: Some(code.clone()) }
+            }
             None if reported.kind() == Kind::PostgresUnreachable => QueryError::Broken(reported),
             None => QueryError::refused(reported),
         }
@@ -71,6 +85,18 @@ impl QueryError {
             QueryError::Refused { sqlstate, .. } => sqlstate.as_ref().map(SqlState::code),
             QueryError::ShuttingDown(_) | QueryError::Broken(_) => None,
         }
+    }
+
+    /// Of a write that the server accepted when the session began: a refusal can be undone while the relay waits.
+    /// A table or column that is gone needs a new session, which prepares its statements again.
+    pub(crate) fn of_write(self) -> QueryError {
+        let kind = match self.sqlstate() {
+            None => return self,
+            Some("42703" | "42P01" | "3F000") => Kind::PostgresUnreachable,
+            Some(_) => Kind::PostgresUnwritable,
+        };
+        let error = self.error().clone().with_kind(kind);
+        self.with(error)
     }
 
     /// Whether another session blocked the statement, so that a retry may succeed.

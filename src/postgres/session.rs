@@ -21,7 +21,7 @@ use crate::postgres::wire::{Inbox, parameter_status, take_text};
 use crate::secret::Secret;
 
 /// The greatest message before the server is authenticated, and the greatest sum of rows of a simple query.
-const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;
+pub(super) const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone)]

@@ -10,27 +10,39 @@ use tokio::sync::{Notify, watch};
 use tokio_postgres::config::{SslMode as Mode, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, NoTls, Row, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_rustls::rustls::ClientConfig;
 
 use crate::conninfo::{ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::bounded::{Bounded, BoundedTls};
 use crate::postgres::fault::{self, While};
-use crate::postgres::query::QueryError;
+use crate::postgres::query::{QueryError, STATEMENT_TIMEOUT};
+use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Socket};
 
-/// Settings for the text of values and for time limits. They override role and database; the server skips unknown ones.
+/// Settings for the text of values, for time limits, and for what a session may do to others. They override role and
+/// database; the server skips unknown ones.
 ///
-/// The server limits no statement, because creating a slot waits for every open transaction; callers have limits. Names
-/// are looked up in `pg_catalog` alone, so that no function of a schema that others may write to is called.
+/// - A commit is durable on this server, and waits for no standby: the relay may be one itself
+///   (`synchronous_standby_names = '*'`).
+/// - Rows that a policy hides are an error.
+/// - No statement waits longer for a lock than its caller for an answer, and the server notices a client that is gone.
+/// - The estimates of batches are far above their cost, and would have each of them compiled.
+/// - Names are looked up in `pg_catalog` alone, so that no function of a schema that others may write to is called.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
     ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
-    ('extra_float_digits', '1'), ('lock_timeout', '0'), ('statement_timeout', '0'), ('idle_session_timeout', '0'), \
-    ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
-    AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
+    ('extra_float_digits', '1'), ('synchronous_commit', 'local'), ('row_security', 'off'), ('jit', 'off'), \
+    ('lock_timeout', $limit), ('statement_timeout', $limit), ('client_connection_check_interval', '2s'), \
+    ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), \
+    ('search_path', '')) AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name) \
+    WHERE name <> 'client_connection_check_interval' OR pg_catalog.version() LIKE '%linux%'";
 
 /// The time in which a dropped session may end in order: the rest of an unread answer can be as long as a table.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a dropped session may take to end before its statement is cancelled.
+const CANCEL_AFTER: Duration = Duration::from_millis(100);
 
 /// A session for SQL. Dropping it ends the session, also during an answer.
 #[derive(Debug)]
@@ -59,11 +71,16 @@ impl Ended {
 impl SqlSession {
     /// Opens a session with the first server of `info` that accepts one.
     ///
-    /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema, and statements have
-    /// no time limit of their own. Bounded by `connect_timeout` per server. Nothing is retried.
+    /// Text is UTF-8, dates are ISO, times are UTC. Names outside `pg_catalog` need their schema. The server ends a
+    /// statement after [`STATEMENT_TIMEOUT`]. Bounded by `connect_timeout` per server. Nothing is retried.
     /// Errors: [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
     pub(crate) async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
         transport::connect(info, &SqlLogin { info, application_name }).await
+    }
+
+    /// Lets statements take as long as they need. Their waits for locks stay bounded.
+    pub(crate) async fn allow_long_statements(&self) -> Result<()> {
+        self.run("setting time limits", "set statement_timeout = 0").await
     }
 
     /// The client. Convert its errors with [`fault::sql`].
@@ -115,12 +132,20 @@ impl SqlSession {
         }
     }
 
-    /// Runs the connection in a task of its own, which ends with the session and publishes the reason.
-    fn driven<S, T>(client: Client, mut connection: Connection<S, T>, place: &str) -> SqlSession
+    /// Runs the connection in a task of its own, which ends with the session and publishes the reason. Where the session
+    /// is dropped during a statement, the server is asked to cancel that.
+    fn driven<S, T>(
+        client: Client,
+        mut connection: Connection<S, T>,
+        place: &str,
+        info: &ConnInfo,
+        target: &Target,
+    ) -> SqlSession
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let canceller = Canceller { token: client.cancel_token(), info: info.clone(), target: target.clone() };
         let (sender, receiver) = watch::channel(None);
         let what = format!("the SQL session with {place} was open");
         let notified = Arc::new(Notify::new());
@@ -129,6 +154,8 @@ impl SqlSession {
             let act = While::Querying(&what);
             let abandoned = async {
                 sender.closed().await;
+                tokio::time::sleep(CANCEL_AFTER).await;
+                drop(tokio::time::timeout(LEAVE_TIMEOUT, canceller.cancel()).await);
                 tokio::time::sleep(LEAVE_TIMEOUT).await;
             };
             let driven = async {
@@ -158,6 +185,39 @@ impl SqlSession {
     }
 }
 
+/// Where the server of a session is asked to cancel its statement.
+struct Canceller {
+    token: CancelToken,
+    info: ConnInfo,
+    target: Target,
+}
+
+impl Canceller {
+    /// Asks once. The server does not say whether there was a statement.
+    async fn cancel(&self) {
+        if let Err(error) = self.ask().await {
+            tracing::debug!(%error, "the server could not be asked to cancel a statement");
+        }
+    }
+
+    async fn ask(&self) -> Result<()> {
+        let config = tls::client_config(&self.info.tls)?;
+        let Opened { socket, tls } = transport::open(&self.info, &self.target, config.as_ref()).await?;
+        let asked = match tls {
+            None => self.token.cancel_query_raw(socket, NoTls).await,
+            Some((config, name)) => self.token.cancel_query_raw(socket, connector(config, &name)).await,
+        };
+        asked.map_err(|error| fault::sql(While::Querying("cancelling a statement"), &error))
+    }
+}
+
+fn connector(config: ClientConfig, name: &str) -> BoundedTls {
+    BoundedTls(
+        MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(config), name)
+            .unwrap_or_else(|never| match never {}),
+    )
+}
+
 struct SqlLogin<'a> {
     info: &'a ConnInfo,
     application_name: &'a str,
@@ -173,21 +233,21 @@ impl Login for SqlLogin<'_> {
         let session = match opened.tls {
             None => {
                 config.ssl_mode(Mode::Disable);
-                let (client, connection) =
-                    config.connect_raw(opened.socket, NoTls).await.map_err(|error| fault::sql(act, &error))?;
-                SqlSession::driven(client, connection, &place)
+                let connected = config.connect_raw(Bounded::new(opened.socket), NoTls).await;
+                let (client, connection) = connected.map_err(|error| fault::sql(act, &error))?;
+                SqlSession::driven(client, connection, &place, self.info, target)
             }
             Some((tls, name)) => {
                 // The server has already agreed to TLS: "direct" makes the library begin with the handshake.
                 config.ssl_mode(Mode::Require).ssl_negotiation(SslNegotiation::Direct);
-                let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls), &name)
-                    .unwrap_or_else(|never| match never {});
-                let (client, connection) =
-                    config.connect_raw(opened.socket, connector).await.map_err(|error| fault::sql(act, &error))?;
-                SqlSession::driven(client, connection, &place)
+                let connected = config.connect_raw(opened.socket, connector(tls, &name)).await;
+                let (client, connection) = connected.map_err(|error| fault::sql(act, &error))?;
+                SqlSession::driven(client, connection, &place, self.info, target)
             }
         };
-        session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
+        let limit = format!("'{}'", STATEMENT_TIMEOUT.as_millis());
+        let settings = SETTINGS.replace("$limit", &limit);
+        session.client.batch_execute(&settings).await.map_err(|error| fault::sql(act, &error))?;
         if self.info.primary_only {
             let row = session.client.query_one("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
             let in_recovery = row.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| fault::sql(act, &error))?;
@@ -216,5 +276,61 @@ impl SqlLogin<'_> {
         }
         config.channel_binding(self.info.tls.channel_binding);
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const READY: &[u8] = b"C\0\0\0\x07OK\0Z\0\0\0\x05I";
+    /// Process id and secret key.
+    const KEY: [u8; 8] = [0, 0, 0, 7, 1, 2, 3, 4];
+
+    async fn message(stream: &mut TcpStream) -> Vec<u8> {
+        let length = stream.read_u32().await.unwrap();
+        let mut body = vec![0; usize::try_from(length).unwrap() - 4];
+        stream.read_exact(&mut body).await.unwrap();
+        body
+    }
+
+    /// A server that lets a client in, takes its settings, and leaves its next statement without an answer.
+    async fn answered(listener: &TcpListener) -> TcpStream {
+        let mut stream = listener.accept().await.unwrap().0;
+        message(&mut stream).await;
+        stream.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c").await.unwrap();
+        stream.write_all(&KEY).await.unwrap();
+        stream.write_all(b"Z\0\0\0\x05I").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'Q');
+        let settings = String::from_utf8(message(&mut stream).await).unwrap();
+        let limit = format!("('lock_timeout', '{0}'), ('statement_timeout', '{0}')", STATEMENT_TIMEOUT.as_millis());
+        assert!(settings.contains(&limit) && settings.contains("('synchronous_commit', 'local')"), "{settings}");
+        stream.write_all(READY).await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'Q');
+        message(&mut stream).await;
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_dropped_during_a_statement_has_the_server_cancel_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("postgres://u@{}/d?sslmode=disable", listener.local_addr().unwrap());
+        let info = ConnInfo::parse(Some(&url), &|_| None).unwrap();
+        let (session, stream) = tokio::join!(
+            async {
+                let session = SqlSession::connect(&info, "test").await.unwrap();
+                let waits = tokio::time::timeout(Duration::from_millis(50), session.run("waiting", "select 1")).await;
+                assert!(waits.is_err(), "nobody answers");
+                session
+            },
+            answered(&listener)
+        );
+        drop(session);
+        let mut cancel = listener.accept().await.unwrap().0;
+        assert_eq!(message(&mut cancel).await, [&80_877_102_u32.to_be_bytes()[..], &KEY].concat());
+        drop(stream);
     }
 }

@@ -103,7 +103,7 @@ async fn attempt<L: Login + Sync>(
     }
 }
 
-async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -> Result<Opened> {
+pub(super) async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -> Result<Opened> {
     let place = place(info, target);
     let act = While::Connecting(&place);
     let mut socket = dial(info, target).await.map_err(|error| {

@@ -8,11 +8,8 @@ use tokio::time::Instant;
 use super::publisher::Publisher;
 use super::shared_loop::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
-use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::sink::Sink;
-use crate::telemetry::Telemetry;
-use crate::upkeep::Marker;
 
 /// How long acks are waited for after an error.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,28 +45,4 @@ pub(crate) async fn drain<S: Sink>(
             () = tokio::time::sleep_until(again) => {}
         }
     }
-}
-
-/// How long marking may take where nothing goes on meanwhile.
-const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Marks or deletes the rows that were acked, where that is configured.
-pub(super) async fn write_back<S: Sink>(
-    publisher: &mut Publisher<S>,
-    config: &Config,
-    telemetry: &Telemetry,
-) -> Result<()> {
-    if publisher.write_backs.is_empty() {
-        return Ok(());
-    }
-    // The session may have ended during a batch.
-    publisher.write_backs.abandon();
-    let Some(marker) = Marker::of(config).await? else { return Ok(()) };
-    while let Some(batch) = publisher.write_backs.begin(usize::MAX) {
-        let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
-        settled
-            .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
-        telemetry.metrics.written_back(publisher.write_backs.finish());
-    }
-    Ok(())
 }

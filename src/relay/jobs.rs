@@ -1,7 +1,7 @@
 //! The jobs of a session beside the stream, one of each kind at a time: storing a position, looking at the catalogs,
 //! measuring slot and log. The loop waits for the ends of jobs and never for a job.
 //!
-//! [`Jobs`] asks the SQL session. [`RequeueDetector`], [`RowsPersist`] and [`RetentionLimit`] judge the answers, without I/O.
+//! [`Jobs`] asks the SQL session. [`RequeueDetector`], [`RowsPersist`], [`RetentionLimit`] and [`HeldCommits`] judge the answers, without I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::future::{Future, poll_fn};
@@ -30,6 +30,8 @@ use crate::source::control::{PendingRow, WalPosition};
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+/// How soon they are looked at first: the server judges a walsender by its first status.
+const FIRST_MEASURE: Duration = Duration::from_millis(250);
 /// How often a snapshot is taken while events come: after a lost slot, what it does not cover is sent twice.
 const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 /// How long pending rows are not looked for after that took too long.
@@ -74,7 +76,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     pub(super) fn new(now: Instant) -> Self {
-        let next = HashMap::from([(Task::Look, now + LOOK_INTERVAL)]);
+        let next = HashMap::from([(Task::Look, now + LOOK_INTERVAL), (Task::Measure, now + FIRST_MEASURE)]);
         Jobs { running: Vec::new(), next, paired_at: u64::MAX }
     }
 
@@ -353,9 +355,63 @@ impl RetentionLimit {
     }
 }
 
+/// How long a relay that is a synchronous standby may hold up commits without an ack.
+const HELD_MAX: Duration = Duration::from_secs(3);
+
+/// Whether commits of all sessions wait for what this relay confirms, and since when it has confirmed and acked nothing.
+#[derive(Debug, Default)]
+pub(super) struct HeldCommits {
+    is_synchronous: bool,
+    acked: u64,
+    confirmed: Lsn,
+    since: Option<Instant>,
+}
+
+impl HeldCommits {
+    /// Takes in what the server says. True if it has changed.
+    pub(super) fn judge(&mut self, is_synchronous: bool) -> bool {
+        self.since = None;
+        std::mem::replace(&mut self.is_synchronous, is_synchronous) != is_synchronous
+    }
+
+    /// Whether the relay has held up commits for too long. `owes` says whether something waits to be confirmed.
+    pub(super) fn is_too_long(&mut self, owes: bool, acked: u64, confirmed: Lsn, now: Instant) -> bool {
+        let moved = acked > self.acked || confirmed > self.confirmed;
+        (self.acked, self.confirmed) = (acked, confirmed);
+        if moved || !owes || !self.is_synchronous {
+            self.since = None;
+            return false;
+        }
+        now.saturating_duration_since(*self.since.get_or_insert(now)) >= HELD_MAX
+    }
+
+    /// The reason to leave the stream.
+    pub(super) fn error() -> Error {
+        let cause = format!(
+            "Postgres counts this relay as a synchronous standby, and no event was acked for {} s: leaving the stream, so \
+             that no commit waits for it",
+            HELD_MAX.as_secs()
+        );
+        Error::new(Kind::KafkaUnreachable, cause)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_synchronous_standby_without_progress_holds_up_commits() {
+        let (mut held, start, lsn) = (HeldCommits::default(), Instant::now(), Lsn::new);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!((0..9).all(|second| !held.is_too_long(true, 0, lsn(1), at(second))), "it is asynchronous");
+        assert!(held.judge(true) && !held.judge(true));
+        assert!((10..19).all(|second| !held.is_too_long(true, second, lsn(1), at(second))), "events are acked");
+        assert!((20..29).all(|second| !held.is_too_long(true, 19, lsn(second), at(second))), "it confirms");
+        assert!((30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))), "it owes nothing");
+        let late = |held: &mut HeldCommits, second| held.is_too_long(true, 19, lsn(29), at(second));
+        assert!(!late(&mut held, 40) && !late(&mut held, 42) && late(&mut held, 43));
+    }
 
     fn rows(ids: &[&str]) -> Vec<RowId> {
         ids.iter().map(|id| RowId::new(0, std::iter::once(id.as_bytes()))).collect()

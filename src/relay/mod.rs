@@ -7,16 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::MissedTickBehavior;
-
 use crate::clock::now_us;
-use crate::config::{Config, SinkKind};
-use crate::error::{Disposition, Error, Kind, Result};
-use crate::postgres::sql::SqlSession;
+use crate::config::{Config, OutboxConfig, SinkKind};
+use crate::error::{Error, Kind, Result};
 use crate::state::Stored;
 use crate::telemetry::{Metrics, Telemetry};
-use crate::upkeep::bound;
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
+use crate::upkeep::{self, bound};
 
 mod batches;
 mod context;
@@ -53,8 +50,9 @@ use self::store::Known;
 use self::supervisor::Relay;
 pub(crate) use self::supervisor::no_dead_letters;
 
-/// How often old rows are looked for.
+/// How often old rows are looked for. Twice as long after each failure: a clean-up that fails costs the server as much.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
+const RETENTION_INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 /// Rows of one transaction, and the pause between two.
 const RETENTION_BATCH_ROWS: u32 = 1_000;
 const RETENTION_PAUSE: Duration = Duration::from_millis(50);
@@ -97,77 +95,92 @@ async fn keep_retention(config: &Config, known: &Known, metrics: &Metrics) {
     if !config.outboxes.iter().any(|outbox| outbox.upkeep.retention.is_some()) {
         return std::future::pending().await;
     }
-    let mut tick = tokio::time::interval(RETENTION_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut known = known.stored.subscribe();
+    let mut wait = Duration::ZERO;
     loop {
-        tick.tick().await;
+        tokio::time::sleep(wait).await;
         if known.wait_for(Option::is_some).await.is_err() {
             return std::future::pending().await;
         }
         metrics.clean_up_begins(now_us());
         let stored = known.borrow().clone();
-        let swept = sweep_old(config, stored.as_ref()).await;
-        if let Ok(rows) = &swept {
-            metrics.cleaned_up_rows.inc_by(*rows);
-            // Another relay may be at work by now.
-            if known.borrow().is_some() {
-                metrics.cleaned_up(now_us());
-            }
-        }
         let slot = &config.source.slot;
-        match swept {
-            Ok(0) => {}
-            Ok(rows) => tracing::info!(event = "old_rows_deleted", %slot, rows, "old rows were deleted"),
-            Err(error) if error.kind().disposition() == Disposition::Retry => {
-                tracing::debug!(%error, "old rows could not be deleted; trying again in a minute");
-            }
-            Err(error) => {
-                let fix = error.what_to_do();
-                tracing::warn!(event = "clean_up_failed", %slot, %error, fix, "old rows could not be deleted");
+        let (mut rows, mut failed) = (0, false);
+        for outbox in &config.outboxes {
+            if let Err(error) = sweep_old(config, outbox, stored.as_ref(), &mut rows).await {
+                failed = true;
+                let (fix, table) = (error.what_to_do(), outbox.source.to_string());
+                tracing::warn!(event = "clean_up_failed", %slot, table, rows, %error, fix,
+                    "old rows could not be deleted; trying again later");
             }
         }
+        metrics.cleaned_up_rows.inc_by(rows);
+        if rows > 0 {
+            tracing::info!(event = "old_rows_deleted", %slot, rows, "old rows were deleted");
+        }
+        // Another relay may be at work by now.
+        if !failed && known.borrow().is_some() {
+            metrics.cleaned_up(now_us());
+        }
+        wait = next_retention(wait, failed);
     }
 }
 
-/// Partitions and rows that are old and published go; gives how many rows.
-async fn sweep_old(config: &Config, stored: Option<&Stored>) -> Result<u64> {
+/// The pause after the next clean-up, which follows one of `last`.
+fn next_retention(last: Duration, failed: bool) -> Duration {
+    let grown = if failed { (last * 2).min(RETENTION_INTERVAL_MAX) } else { Duration::ZERO };
+    grown.max(RETENTION_INTERVAL)
+}
+
+/// Partitions and rows of `outbox` that are old and published go; `deleted` counts them, also before an error.
+async fn sweep_old(config: &Config, outbox: &OutboxConfig, stored: Option<&Stored>, deleted: &mut u64) -> Result<()> {
+    let Some(retention) = outbox.upkeep.retention else { return Ok(()) };
     let source = &config.source;
-    let session = SqlSession::connect(&source.database, &format!("walrelay/{}/retention", source.slot)).await?;
+    let session = upkeep::connect(source, &format!("walrelay/{}/retention", source.slot)).await?;
     let client = session.client();
     bound(client).await?;
-    let mut deleted = 0;
-    for outbox in &config.outboxes {
-        let Some(retention) = outbox.upkeep.retention else { continue };
-        let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { continue };
-        // Of this server, timeline and table, or it says nothing.
-        let published = match stored.filter(|_| sweeper.basis.needs_published()) {
-            Some(stored) => Some(published_of(client, stored.clone(), sweeper.table.oid).await?),
-            None => None,
-        };
-        let published = published.as_ref();
-        let is_polled = stored.is_some_and(Stored::is_polled);
-        for old in old_partitions(client, &sweeper, published, is_polled).await? {
-            if old.stays.is_some() {
-                continue;
-            }
-            match old.drop(client, &sweeper, published).await? {
-                Ok(()) => deleted += old.rows.unwrap_or_default(),
-                Err(why) => {
-                    tracing::info!(event = "old_partition_kept", partition = old.name, why, "an old partition stays")
-                }
-            }
+    let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { return Ok(()) };
+    // Of this server, timeline and table, or it says nothing.
+    let published = match stored.filter(|_| sweeper.basis.needs_published()) {
+        Some(stored) => Some(published_of(client, stored.clone(), sweeper.table.oid).await?),
+        None => None,
+    };
+    let published = published.as_ref();
+    let is_polled = stored.is_some_and(Stored::is_polled);
+    for old in old_partitions(client, &sweeper, published, is_polled).await? {
+        if old.stays.is_some() {
+            continue;
         }
-        let mut after = None;
-        loop {
-            let swept = sweep(client, &sweeper, published, after.as_deref(), RETENTION_BATCH_ROWS).await?;
-            deleted += swept.deleted;
-            if swept.found < u64::from(RETENTION_BATCH_ROWS) {
-                break;
+        match old.drop(client, &sweeper, published).await? {
+            Ok(()) => *deleted += old.rows.unwrap_or_default(),
+            Err(why) => {
+                tracing::info!(event = "old_partition_kept", partition = old.name, why, "an old partition stays")
             }
-            after = swept.last;
-            tokio::time::sleep(RETENTION_PAUSE).await;
         }
     }
-    Ok(deleted)
+    let mut after = None;
+    loop {
+        let swept = sweep(client, &sweeper, published, after.as_deref(), RETENTION_BATCH_ROWS).await?;
+        *deleted += swept.deleted;
+        if swept.found < u64::from(RETENTION_BATCH_ROWS) {
+            return Ok(());
+        }
+        after = swept.last;
+        tokio::time::sleep(RETENTION_PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clean_up_that_fails_is_repeated_less_and_less_often() {
+        let waits: Vec<u64> = std::iter::successors(Some(Duration::ZERO), |wait| Some(next_retention(*wait, true)))
+            .map(|wait| wait.as_secs())
+            .take(9)
+            .collect();
+        assert_eq!(waits, [0, 60, 120, 240, 480, 960, 1_920, 3_600, 3_600]);
+        assert_eq!(next_retention(RETENTION_INTERVAL_MAX, false), RETENTION_INTERVAL);
+    }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OnError};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Config, OnError, OutboxConfig};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Position;
 use crate::relay::quarantine::Quarantine;
 use crate::sink::reduce_batches;
@@ -14,9 +14,10 @@ use crate::telemetry::{Side, Telemetry};
 /// The first wait: a server that is restarted may be back within a second.
 const FIRST: Duration = Duration::from_millis(50);
 /// The factor from each wait to the next. For Postgres a wait comes to less than a tenth of the time since the first, so that
-/// the end of a restart of some seconds is noticed within half of one. A try of Kafka costs a producer.
-const POSTGRES_FACTOR: f64 = 1.07;
-const KAFKA_FACTOR: f64 = 2.0;
+/// the end of a restart of some seconds is noticed within half of one. A try of Kafka costs a producer, and a server that
+/// refuses writes takes none before somebody has mended something.
+const RESTART_FACTOR: f64 = 1.07;
+const FACTOR: f64 = 2.0;
 /// The longest wait: an operator who has mended something does not wait longer than this for the relay to notice.
 const LONGEST: Duration = Duration::from_secs(15);
 
@@ -30,9 +31,14 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// The wait before the next try: longer each time up to 15 s, of which a random half is taken off.
-    fn next_wait(&mut self, side: Side) -> Duration {
-        let factor = if side == Side::Kafka { KAFKA_FACTOR } else { POSTGRES_FACTOR };
+    fn new() -> Backoff {
+        Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::new() }
+    }
+
+    /// The wait before the next try after this error: longer each time up to 15 s, of which a random half is taken off.
+    fn next_wait(&mut self, error: Kind) -> Duration {
+        let may_restart = matches!(error, Kind::PostgresUnreachable | Kind::SlotActive);
+        let factor = if may_restart { RESTART_FACTOR } else { FACTOR };
         self.full = self.full.mul_f64(factor).clamp(FIRST, LONGEST);
         self.tries = self.tries.saturating_add(1);
         self.full.mul_f64(0.5 + self.random.f64() / 2.0)
@@ -56,8 +62,7 @@ pub(super) struct Outage {
 
 impl Outage {
     pub(super) fn new() -> Outage {
-        let backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::new() };
-        Outage { backoff, reported: None, learned: 0, in_vain: 0 }
+        Outage { backoff: Backoff::new(), reported: None, learned: 0, in_vain: 0 }
     }
 
     /// The next error begins another outage.
@@ -84,7 +89,7 @@ impl Outage {
                 return Ok(Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")));
             }
         }
-        if error.kind().halts() { Err(error) } else { Ok(error) }
+        if error.kind().halts() { Err(halting(error, config)) } else { Ok(error) }
     }
 
     /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
@@ -102,13 +107,16 @@ impl Outage {
             self.backoff.start_over();
         }
         let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
-        let wait = self.backoff.next_wait(side);
+        let wait = self.backoff.next_wait(error.kind());
         telemetry.metrics.retry(side);
         telemetry.failed(error);
         if error.kind() == Kind::TopicRefused {
             telemetry.metrics.failed_attempts(Kind::TopicRefused.class(), 1);
         }
         telemetry.connected(side, false);
+        if error.kind() == Kind::PostgresUnwritable {
+            telemetry.health.unwritable(Some(error.clone()));
+        }
         let slot = &config.source.slot;
         if let Some(topic) = error.topic() {
             self.reported = Some(error.kind());
@@ -117,7 +125,11 @@ impl Outage {
         if self.reported.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
-            let event = if side == Side::Kafka { "producer_failed" } else { "postgres_disconnected" };
+            let event = match side {
+                Side::Kafka => "producer_failed",
+                Side::Postgres if error.kind() == Kind::PostgresUnwritable => "write_refused",
+                Side::Postgres => "postgres_disconnected",
+            };
             tracing::warn!(event, %slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
         }
         Ok(wait)
@@ -141,6 +153,93 @@ impl Outage {
     }
 }
 
+/// `error`, which ends the relay. One of an event says how to give that up, in whatever mode the relay runs.
+fn halting(error: Error, config: &Config) -> Error {
+    if !error.is_of_event || config.delivery.on_error != OnError::Stop {
+        return error;
+    }
+    let mut run = NextCommand::new("run").option("slot", &config.source.slot).option("on-error", "skip");
+    // Without that, the row would be pending for ever.
+    let is_open = |outbox: &&OutboxConfig| {
+        let of = &outbox.upkeep;
+        of.mark_failed.is_none() && (of.pending.is_some() || of.mark.is_some())
+    };
+    let open = config.outboxes.iter().find(is_open);
+    let before = match open.map(|outbox| &outbox.upkeep.mark) {
+        None => String::new(),
+        Some(Some(mark)) if config.outboxes.len() == 1 => {
+            let value = format!("outbox.mark_failed={mark}").replace('\'', r"'\''");
+            run = run.option("set", format_args!("'{value}'"));
+            String::new()
+        }
+        Some(_) => "set outbox.mark_failed to what makes a row no longer pending, and ".to_owned(),
+    };
+    let known = error.any_remedy().unwrap_or_else(|| Remedy::from("see what the error names"));
+    let fix = Remedy::from("nothing was skipped, and nothing behind this event is delivered. ")
+        .and(known)
+        .and(format!(". To give it up instead, {before}start the relay once as `"))
+        .and(run)
+        .and("` until it logs event_given_up. With park or dead-letter in place of skip, the event is kept");
+    error.remedy(fix)
+}
+
+/// So many lost connections in a row are no accident.
+const PASSING_TRIES: u32 = 3;
+
+/// Write-backs that Postgres refuses. They are tried again within the session, which holds slot or lease: another relay
+/// would publish their events once more.
+#[derive(Debug)]
+pub(super) struct RefusedWrites {
+    backoff: Backoff,
+    next_try: Instant,
+    is_told: bool,
+}
+
+impl RefusedWrites {
+    pub(super) fn new() -> RefusedWrites {
+        RefusedWrites { backoff: Backoff::new(), next_try: Instant::now(), is_told: false }
+    }
+
+    /// Whether the last write was refused.
+    pub(super) fn is_any(&self) -> bool {
+        self.backoff.tries > 0
+    }
+
+    pub(super) fn may_try(&self, now: Instant) -> bool {
+        self.next_try <= now
+    }
+
+    /// The write-backs of `events` were refused: tells it once.
+    pub(super) fn refused(&mut self, error: &Error, events: usize, config: &Config, telemetry: &Telemetry) {
+        let wait = self.backoff.next_wait(Kind::PostgresUnwritable);
+        self.next_try = Instant::now() + wait;
+        telemetry.metrics.retry(Side::Postgres);
+        telemetry.failed(error);
+        let (slot, tries) = (&config.source.slot, self.backoff.tries);
+        // A connection that is lost may be back at once, or the session ends with it.
+        let is_passing = error.kind() == Kind::PostgresUnreachable && tries < PASSING_TRIES;
+        if !is_passing {
+            telemetry.health.unwritable(Some(error.clone()));
+        }
+        if is_passing || std::mem::replace(&mut self.is_told, true) {
+            tracing::debug!(%slot, %error, tries, events, wait_ms = wait.as_millis(), "write-backs are refused");
+            return;
+        }
+        tracing::warn!(event = "write_back_refused", %slot, events, %error, fix = error.what_to_do(),
+            "Postgres refuses to mark, delete or park rows of published events; trying again with back-off");
+    }
+
+    /// A write-back succeeded.
+    pub(super) fn are_over(&mut self, config: &Config, telemetry: &Telemetry) {
+        if std::mem::take(&mut self.is_told) {
+            tracing::info!(event = "write_back_resumed", slot = %config.source.slot, tries = self.backoff.tries,
+                "rows of published events are written again");
+            telemetry.health.unwritable(None);
+        }
+        self.backoff.start_over();
+    }
+}
+
 /// `topic` refused a record, which is tried again in place. Gives the wait before that.
 fn refused_by(
     topic: &str,
@@ -152,7 +251,9 @@ fn refused_by(
     let (slot, delivery) = (&config.source.slot, &config.delivery);
     // There is nothing else to be done with a dead letter.
     let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
-    let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts };
+    // No event is refused by it, and so none can be given up.
+    let is_of_position = topic == config.state.topic;
+    let max_attempts = if is_of_letters || is_of_position { Some(u32::MAX) } else { error.max_attempts };
     let retry = delivery.retry.within(max_attempts);
     let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now(), fastrand::f64());
     let wait_ms = wait.map(|wait| wait.as_millis());
@@ -161,6 +262,12 @@ fn refused_by(
         tracing::warn!(event = "dead_letter_refused", %slot, topic, %error, fix, tries, wait_ms,
             "the dead-letter topic refuses a dead letter; all events wait until it accepts one");
         telemetry.health.dead_letters_refused(Some(topic.to_owned()));
+        return Ok(wait.unwrap_or_default());
+    }
+    if is_of_position {
+        tracing::warn!(event = "position_refused", %slot, topic, %error, fix = error.what_to_do(), tries, wait_ms,
+            "the topic of the positions refuses this one; events are not published again for it");
+        telemetry.health.topic_refused(Some(topic.to_owned()));
         return Ok(wait.unwrap_or_default());
     }
     if wait.is_none() && delivery.on_error == OnError::Stop {
@@ -181,14 +288,16 @@ mod tests {
 
     #[test]
     fn waits_grow_to_the_longest_and_start_over() {
-        for (side, tries) in [(Side::Kafka, 10), (Side::Postgres, 90)] {
+        for (error, tries) in
+            [(Kind::KafkaUnreachable, 10), (Kind::PostgresUnwritable, 10), (Kind::PostgresUnreachable, 90)]
+        {
             let mut backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::with_seed(1) };
-            let waits: Vec<_> = (0..2 * tries).map(|_| backoff.next_wait(side)).collect();
+            let waits: Vec<_> = (0..2 * tries).map(|_| backoff.next_wait(error)).collect();
             assert!(waits.first().is_some_and(|wait| *wait <= FIRST));
             assert!(waits.iter().all(|wait| (FIRST / 2..=LONGEST).contains(wait)));
             assert!(waits.iter().skip(tries).all(|wait| *wait >= LONGEST / 2));
             backoff.start_over();
-            assert!(backoff.next_wait(side) <= FIRST);
+            assert!(backoff.next_wait(error) <= FIRST);
         }
     }
 
@@ -199,7 +308,7 @@ mod tests {
             let away = Duration::from_millis(away_ms);
             let mut tried = Duration::ZERO;
             while tried < away {
-                tried += backoff.next_wait(Side::Postgres);
+                tried += backoff.next_wait(Kind::PostgresUnreachable);
             }
             assert!(tried - away <= Duration::from_millis(500), "{:?} after {away:?}", tried - away);
         }

@@ -145,9 +145,10 @@ impl<S: Sink> Pipeline<S> {
         self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
     }
 
-    /// Events that moved the position, also those of an earlier process.
+    /// Counts whatever moves the position: acks, also those of an earlier process, and write-backs.
     fn events_delivered(&self) -> u64 {
-        self.publisher.counts.acked + self.publisher.counts.delivered_before
+        let Publisher { counts, write_backs, .. } = &self.publisher;
+        counts.acked + counts.delivered_before + write_backs.written
     }
 
     /// A store of what was due begins.
@@ -159,6 +160,18 @@ impl<S: Sink> Pipeline<S> {
     pub fn stored(&mut self, position: Position) -> Option<u64> {
         self.confirm.stored(position);
         self.publisher.committed()
+    }
+
+    /// Commits of other sessions wait for the confirmed LSN, or do no longer.
+    pub(crate) fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.confirm.set_synchronous(is_synchronous);
+        self.publisher.write_backs.is_synchronous = is_synchronous;
+    }
+
+    /// Whether anything that was taken in is not acked, not parked or not stored, and so not confirmed.
+    pub(crate) fn owes_confirmation(&self) -> bool {
+        let delivered = self.publisher.ledger.delivered();
+        !self.publisher.is_drained() || !self.confirm.stored_position().is_at_or_after(&delivered)
     }
 
     /// The LSN that may be confirmed to Postgres.
@@ -173,7 +186,8 @@ impl<S: Sink> Pipeline<S> {
 
     /// Whether everything taken in is acked, and what of it is written back is stored.
     pub(crate) fn is_stored_as_far_as_written_back(&self) -> bool {
-        let is_stored = !self.confirm.is_busy() && self.publisher.completed() == self.confirm.stored_position();
+        let stored = self.confirm.stored_position();
+        let is_stored = !self.confirm.is_busy() && stored.is_at_or_after(&self.publisher.completed());
         self.publisher.is_drained() && is_stored
     }
 }

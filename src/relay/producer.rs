@@ -9,14 +9,13 @@ use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::Position;
-use crate::relay::drain;
 use crate::relay::pipeline::{OpenTransaction, Pipeline};
 use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
+use crate::relay::store::Known;
 use crate::sink::{AnySink, SinkHandle};
-use crate::telemetry::Telemetry;
 
 pub(super) struct RelayProducer {
     state: State,
@@ -30,17 +29,19 @@ pub(super) struct RelayProducer {
     begun: OpenTransaction,
     /// The instant that times inside the pipeline are since.
     pub(super) epoch: Instant,
+    /// Write-backs that were due, while no pipeline runs.
+    known: Known,
 }
 
 enum State {
     Absent,
-    /// It has not published from the slot. It begins behind the position, or behind what is stored where there is none.
-    New(AnySink, Option<Position>),
+    /// It has not published from the slot.
+    New(AnySink),
     Running(Box<Pipeline<AnySink>>),
 }
 
 impl RelayProducer {
-    pub(super) fn new(watchdog: StallWatchdog) -> RelayProducer {
+    pub(super) fn new(watchdog: StallWatchdog, known: Known) -> RelayProducer {
         RelayProducer {
             state: State::Absent,
             watchdog,
@@ -48,13 +49,14 @@ impl RelayProducer {
             inside: Vec::new(),
             begun: OpenTransaction::default(),
             epoch: Instant::now(),
+            known,
         }
     }
 
     /// Those of these topics that Kafka does not have. A producer that publishes from the slot does not ask.
     pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match &self.state {
-            State::New(sink, _) => sink.missing(topics, timeout).await,
+            State::New(sink) => sink.missing(topics, timeout).await,
             State::Absent => AnySink::for_asking(config)?.missing(topics, timeout).await,
             State::Running(_) => Ok(Vec::new()),
         }
@@ -74,7 +76,7 @@ impl RelayProducer {
     pub(super) fn handle(&self) -> Option<SinkHandle> {
         match &self.state {
             State::Absent => None,
-            State::New(sink, _) => Some(sink.handle()),
+            State::New(sink) => Some(sink.handle()),
             State::Running(pipeline) => Some(pipeline.publisher.sink.handle()),
         }
     }
@@ -85,18 +87,23 @@ impl RelayProducer {
         &mut pipeline.publisher.quarantine
     }
 
-    /// Every change of the state. Gives the previous state, whose quarantine stays here.
+    /// Every change of the state. Gives the previous state, whose quarantine and due write-backs stay here.
     fn change_to(&mut self, next: State) -> State {
         let mut before = std::mem::replace(&mut self.state, next);
         if let State::Running(pipeline) = &mut before {
             self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+            let mut left = self.known.left.lock();
+            left.write_backs = std::mem::take(&mut pipeline.publisher.write_backs);
+            // Of a transaction nothing counts but what is committed, which is stored.
+            let counts = !pipeline.publisher.transaction.is_used();
+            left.delivered = Some(pipeline.publisher.ledger.delivered()).filter(|_| counts);
         }
         before
     }
 
     /// A producer that has published nothing from the slot begins where the stored position is.
     pub(super) fn begin(&mut self, sink: AnySink) {
-        self.change_to(State::New(sink, None));
+        self.change_to(State::New(sink));
     }
 
     /// The session of this pipeline, which [`RelayProducer::enter`] gave, has ended.
@@ -108,7 +115,7 @@ impl RelayProducer {
     pub(super) fn take_sink(&mut self) -> Result<AnySink> {
         match self.change_to(State::Absent) {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),
-            State::New(sink, _) => Ok(sink),
+            State::New(sink) => Ok(sink),
             State::Absent => Err(Error::new(Kind::Bug, "the table without a producer")),
         }
     }
@@ -123,28 +130,38 @@ impl RelayProducer {
         published: Option<Published>,
         same_server: bool,
     ) -> Result<Box<Pipeline<AnySink>>> {
-        let (sink, start) = match self.change_to(State::Absent) {
+        let before = self.change_to(State::Absent);
+        let mut left = self.known.left.lock();
+        let sink = match before {
             State::Running(mut pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                 Belongs::Here => {
                     pipeline.publisher.quarantine = std::mem::take(&mut self.quarantine);
+                    pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs);
                     return Ok(pipeline);
                 }
                 Belongs::ToAnotherServer => {
+                    left.forget();
                     let what = "another server or timeline answers; starting after the position that is stored for it";
                     return Err(Error::new(Kind::PostgresUnreachable, what));
                 }
                 Belongs::ToThePast => {
+                    left.forget();
                     let what = "another relay served the slot in between; starting after its position";
                     return Err(Error::new(Kind::SlotActive, what));
                 }
             },
-            State::New(sink, Some(resume)) if belongs(resume, stored, same_server) == Belongs::Here => (sink, resume),
-            State::New(sink, _) => (sink, stored),
+            State::New(sink) => sink,
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
+        if !same_server {
+            left.forget();
+        }
+        let is_here = |delivered: &Position| belongs(*delivered, stored, same_server) == Belongs::Here;
+        let start = left.delivered.take().filter(is_here).unwrap_or(stored);
         let setup = Setup::of(config);
         let mut pipeline = Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.quarantine = self.quarantine.take_over();
+        pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
         if same_server {
             pipeline.begun = std::mem::take(&mut self.begun);
         }
@@ -152,16 +169,13 @@ impl RelayProducer {
     }
 
     /// Replaces a producer that failed: the next one starts after the delivered position. One that has published nothing stays.
-    pub(super) async fn replace(&mut self, config: &Config, telemetry: &Telemetry) {
-        let State::Running(pipeline) = &mut self.state else { return };
-        // Events of rows that cannot be marked now are published again, and marked then.
-        if let Err(error) = drain::write_back(&mut pipeline.publisher, config, telemetry).await {
-            tracing::debug!(%error, "rows that were acked could not be marked");
+    pub(super) async fn replace(&mut self, config: &Config) {
+        if !matches!(self.state, State::Running(_)) {
+            return;
         }
-        let resume = pipeline.publisher.completed();
         self.end().await;
         match AnySink::connect(config) {
-            Ok(sink) => _ = self.change_to(State::New(sink, Some(resume))),
+            Ok(sink) => _ = self.change_to(State::New(sink)),
             Err(error) => tracing::error!(event = "producer_creation_failed", %error,
                 "a new producer could not be made"),
         }
@@ -180,15 +194,20 @@ impl RelayProducer {
     pub(super) async fn end(&mut self) {
         self.watchdog.release();
         match self.change_to(State::Absent) {
-            State::New(sink, _) => sink.close().await,
+            State::New(sink) => sink.close().await,
             State::Running(pipeline) => pipeline.publisher.sink.close().await,
             State::Absent => {}
         }
     }
 
-    /// The row keys are others from now on.
-    pub(super) async fn forget_rows(&mut self, config: &Config, telemetry: &Telemetry) {
-        self.replace(config, telemetry).await;
+    /// The row keys are others from now on. Rows that are not written back are published again.
+    pub(super) async fn forget_rows(&mut self, config: &Config) {
+        let completed = self.running().map(|pipeline| pipeline.publisher.completed());
+        self.replace(config).await;
+        let mut left = self.known.left.lock();
+        let delivered = left.delivered.filter(|_| left.write_backs.is_empty());
+        left.forget();
+        left.delivered = completed.or(delivered);
         (self.inside, self.begun, self.quarantine) = (Vec::new(), OpenTransaction::default(), Quarantine::default());
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Event, Place, Shown, Via};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
@@ -66,6 +66,25 @@ impl Setup {
     /// `event` as it is parked, where events that are given up are parked.
     fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
         (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
+    }
+
+    /// What to do about an event that `error` keeps from its topic, after what the configuration says was done with it.
+    fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
+        let of_command = |name| NextCommand::new(name).option("slot", &self.slot).option("id", typed(id.row.id()));
+        let has_table = self.outboxes.get(id.row.outbox).is_some_and(|outbox| outbox.source.table().is_some());
+        let then = match self.delivery.on_error {
+            OnError::Park => Remedy::from("then have the event tried again: ").and(of_command("parked retry")),
+            // Without a route, the dead letter can be sent nowhere.
+            OnError::DeadLetter if error.kind() != Kind::Event => {
+                Remedy::from("then send the dead letter: ").and(of_command("dead-letters retry"))
+            }
+            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_table => {
+                Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
+            }
+            OnError::DeadLetter | OnError::Skip | OnError::Stop => Remedy::from("then emit the message again"),
+        };
+        let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
+        Some(Remedy::joined([cause, then]).to_string())
     }
 
     /// The record of `event`, which is not enqueued yet.
@@ -578,7 +597,7 @@ impl<S: Sink> Publisher<S> {
             }
             event.parks = None;
             if let Some(write_back) = event.write_back.take() {
-                self.write_backs.push(before, write_back, event.xid);
+                self.write_backs.push(before, write_back, event.xid, event.committed_at_us);
             }
             if self.transaction.is_used() {
                 self.transaction.uncommitted.push(*event);
@@ -696,7 +715,8 @@ impl<S: Sink> Publisher<S> {
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
-            let (why, fix) = (Some(Failure { attempts: 1, ..failure }), verdict.error.what_to_do());
+            let (why, fix) =
+                (Some(Failure { attempts: 1, ..failure }), self.setup.fix_of_given_up(&id, &verdict.error));
             return record.with_record(|record| self.park(*parked, &event, record, why, fix));
         }
         debug_assert_ne!(self.setup.delivery.on_error, OnError::Park, "P3: skipped in place of parked");
@@ -712,7 +732,7 @@ impl<S: Sink> Publisher<S> {
             tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given up came again");
         } else {
             self.counts.given_up(class);
-            let fix = verdict.error.what_to_do();
+            let fix = self.setup.fix_of_given_up(&id, &verdict.error);
             tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place, class, cause, outcome,
                 fix, "an event was given up");
         }
@@ -782,6 +802,16 @@ impl<S: Sink> Publisher<S> {
         let write_back = Some(rows.on_parked(parked));
         self.done(InFlight { write_back, ..event.without_record() })
     }
+}
+
+/// An id as it is typed in a shell; one that would have to be quoted is left open.
+fn typed(id: &[u8]) -> &str {
+    let is_plain = |id: &&str| {
+        id.len() <= 100
+            && id.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    std::str::from_utf8(id).ok().filter(is_plain).unwrap_or("ID")
 }
 
 fn dead_letter_refused(error: &Error, topic: &str) -> Error {

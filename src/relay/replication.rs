@@ -17,7 +17,7 @@ use crate::ledger::confirm::Due;
 use crate::position::{Lsn, Position};
 use crate::postgres::sql;
 use crate::relay::delivered_before::Tail;
-use crate::relay::jobs::{Done, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
+use crate::relay::jobs::{Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::session::Session;
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
@@ -28,6 +28,7 @@ use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{PendingRow, WalPosition};
+use crate::source::synchronous::Synchronous;
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::health::HELD_BACK;
 
@@ -70,9 +71,11 @@ pub(super) async fn run(
         requeued: RequeueDetector::of(config),
         rows_persist: RowsPersist::default(),
         retention: RetentionLimit::new(&config.source),
+        held_commits: HeldCommits::default(),
         pipeline,
         session,
     };
+    this.set_synchronous(false);
     let ended = this.run().await;
     let asked = this.shared.process.stop.asked();
     match &ended {
@@ -106,6 +109,7 @@ struct ReplicationLoop<'a> {
     requeued: Option<RequeueDetector>,
     rows_persist: RowsPersist,
     retention: RetentionLimit,
+    held_commits: HeldCommits,
 }
 
 /// Counts of the stream since the last report, and the values of the last report.
@@ -151,6 +155,7 @@ impl ReplicationLoop<'_> {
             let feedback = self.tell_server(now)?;
             if self.shared.next_report <= now {
                 self.report(now);
+                self.leave_if_commits_wait(now)?;
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self.shared.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
@@ -364,7 +369,7 @@ impl ReplicationLoop<'_> {
             }
             return Err(error);
         }
-        self.shared.process.telemetry.metrics.positions_stored.inc();
+        self.shared.stored(&mut self.pipeline.publisher);
         failpoint::reached("stored");
         if let Some(events) = self.pipeline.stored(position) {
             self.shared.process.telemetry.metrics.transaction(events, took);
@@ -449,6 +454,7 @@ impl ReplicationLoop<'_> {
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
         }
+        self.judge_synchronous(&measured.synchronous);
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
             self.shared.process.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
         }
@@ -488,6 +494,44 @@ impl ReplicationLoop<'_> {
         {
             self.leave(Duration::ZERO, Ok(Ended::OverBudget));
         }
+    }
+
+    /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it can.
+    fn judge_synchronous(&mut self, found: &Synchronous) {
+        let is_synchronous = found.counts_relay();
+        if !self.held_commits.judge(is_synchronous) {
+            return;
+        }
+        self.set_synchronous(is_synchronous);
+        let slot = &self.shared.process.config.source.slot;
+        if is_synchronous {
+            let error = found.fault(slot);
+            let (state, fix) = (found.state.as_deref().unwrap_or_default(), error.what_to_do());
+            tracing::error!(event = "synchronous_standby", %slot, %error, fix, state, "commits wait for this relay");
+            self.shared.process.telemetry.failed(&error);
+        } else {
+            tracing::info!(event = "synchronous_standby_ended", %slot, "commits wait for this relay no longer");
+        }
+        let reason = is_synchronous.then(|| found.remedy());
+        self.shared.process.telemetry.health.synchronous_standby(reason);
+    }
+
+    fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.session.stream.wal.set_synchronous(is_synchronous);
+        self.pipeline.set_synchronous(is_synchronous);
+        self.shared.process.telemetry.metrics.synchronous_standby.set(i64::from(is_synchronous));
+    }
+
+    /// Errors: commits wait for this relay, and it makes no progress.
+    fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
+        let acked = self.pipeline.publisher.counts().acked;
+        let (owes, confirmed) = (self.pipeline.owes_confirmation(), self.pipeline.confirmable());
+        if self.shared.leaving.is_none() && self.held_commits.is_too_long(owes, acked, confirmed, now) {
+            let (slot, error) = (&self.shared.process.config.source.slot, HeldCommits::error());
+            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream until Kafka answers");
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Looks whether the row of an event that was delivered a while ago is in its table.

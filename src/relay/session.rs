@@ -36,8 +36,8 @@ use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
-use crate::upkeep::Marker;
 use crate::upkeep::parked::{ParkedRef, none_left_behind};
+use crate::upkeep::{Marker, owners};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -89,12 +89,15 @@ impl Session {
             judge_polling(config, warn).await?;
         }
         none_left_behind(sql.client(), config).await?;
-        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
+        tell_owners(sql.client(), config, warn).await?;
+        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await?
+            && !is_intruded(sql.client(), source, warn).await?
+        {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let control = Control::start(sql, config).await?;
+        let control = Control::start(sql, config);
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let (server, history) = identify(&mut wal).await?;
@@ -188,7 +191,7 @@ impl Owned<'_> {
         let Owned { config, facts, server, history, control, marker } = self;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let kafka_cluster = producer.cluster_id().await?;
-        let (mut store, loaded) = read_position(config, producer, control, known).await?;
+        let (mut store, loaded) = read_position(config, producer, control, known, &server).await?;
         // Read again now that the slot is ours: its previous relay may have continued while this one connected.
         let now = control.wal_position().await?;
         let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
@@ -258,12 +261,13 @@ impl Lease {
             listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        tell_owners(sql.client(), config, warn).await?;
         let notified = sql.notified();
-        let control = Control::start(sql, config).await?;
+        let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let kafka_cluster = producer.cluster_id().await?;
-        let (store, loaded) = read_position(config, producer, &control, known).await?;
+        let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
         let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let slot = SlotNow { kafka_cluster, ..slot_now(config, &facts, confirmed_flush) };
         let fresh = identity(server, slot.clone(), loaded.as_ref());
@@ -305,6 +309,14 @@ impl Lease {
 async fn connect(config: &Config) -> Result<SqlSession> {
     let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "control" };
     SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
+}
+
+/// Whether no relay has the lease, but a stranger. The slot itself then keeps other relays off: none can read the table.
+async fn is_intruded(client: &Client, source: &SourceConfig, warn: &mut (dyn FnMut(String) + Send)) -> Result<bool> {
+    let intruder = lease::holder(client, &source.slot).await?.and_then(|holder| holder.intruder());
+    let is_intruded = intruder.is_some();
+    intruder.into_iter().for_each(warn);
+    Ok(is_intruded)
 }
 
 async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
@@ -501,6 +513,15 @@ fn needs_table(
             config.source.on_loss == OnLoss::Recover && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
         }
     }
+}
+
+/// Warns where code of others would run in the relay's sessions.
+async fn tell_owners(client: &Client, config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+    for risk in owners::risks(client, config).await? {
+        let fix = risk.what_to_do().unwrap_or_default();
+        warn(format!("{risk}: {fix}"));
+    }
+    Ok(())
 }
 
 /// Warns where the tables could not be polled.

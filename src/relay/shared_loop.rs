@@ -23,10 +23,11 @@ use tokio::time::Instant;
 
 use crate::clock::now_us;
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
 use crate::postgres::sql;
+use crate::relay::outage::RefusedWrites;
 use crate::relay::parked_index::RetryReport;
 use crate::relay::publisher::{Counts, Publisher};
 use crate::relay::retrying::Retrying;
@@ -97,7 +98,8 @@ pub(super) enum SharedInput {
     Stop,
     Clock,
     Deliveries,
-    WrittenBack(Result<()>),
+    /// The session that wrote a batch of write-backs.
+    WrittenBack(Result<Arc<Marker>>),
     Retried(RetryReport),
     Control(sql::Ended),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
@@ -110,11 +112,16 @@ pub(super) struct SharedLoop<'a> {
     pub(super) control: Fuse<Job<sql::Ended>>,
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
-    writing_back: Fuse<Job<Result<()>>>,
+    writing_back: Fuse<Job<Result<Arc<Marker>>>>,
+    refused_writes: RefusedWrites,
+    /// Whether a refused write-back ends the session: what it does is tried once.
+    pub(super) gives_way: bool,
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
     stop_heard: bool,
     counts: Counts,
+    /// Events that were written back at the last report.
+    written: u64,
     pub(super) next_report: Instant,
     next_flows: Instant,
     /// The instant that times inside the publisher are since.
@@ -138,10 +145,13 @@ impl<'a> SharedLoop<'a> {
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
             marker,
             writing_back: Fuse::terminated(),
+            refused_writes: RefusedWrites::new(),
+            gives_way: false,
             retrying: Retrying::new(config, known, &telemetry.metrics, Some(watchdog.beside())),
             leaving: None,
             stop_heard: false,
             counts: publisher.counts(),
+            written: publisher.write_backs.written,
             next_report: Instant::now(),
             next_flows: Instant::now(),
             epoch,
@@ -181,16 +191,13 @@ impl<'a> SharedLoop<'a> {
             }
             SharedInput::Clock => {}
             SharedInput::Deliveries => publisher.delivered()?,
-            SharedInput::WrittenBack(done) => {
-                match &done {
-                    Ok(()) => telemetry.metrics.written_back(publisher.write_backs.finish()),
-                    // Nothing is marked any more, and nothing waits for a mark.
-                    Err(error) if error.kind().halts() => publisher.write_backs.refuse(),
-                    Err(_) => publisher.write_backs.abandon(),
-                }
-                done?;
+            SharedInput::WrittenBack(Ok(marker)) => {
+                self.marker = Some(marker);
+                telemetry.metrics.written_back(publisher.write_backs.finish());
+                self.refused_writes.are_over(config, telemetry);
                 failpoint::reached("marked");
             }
+            SharedInput::WrittenBack(Err(error)) => self.refused_write_back(error, publisher)?,
             SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
             SharedInput::Control(end) => return Err(end.error().clone()),
             SharedInput::Kafka(connection) => {
@@ -206,6 +213,41 @@ impl<'a> SharedLoop<'a> {
         Ok(())
     }
 
+    /// A batch of write-backs failed. Its events are never published again: the batch is tried again, for as long as it takes.
+    /// Errors: `error`, where the session ends with it.
+    fn refused_write_back(&mut self, error: Error, publisher: &mut Publisher<AnySink>) -> Result<()> {
+        if error.kind().halts() {
+            // Nothing is marked any more, and nothing waits for a mark.
+            publisher.write_backs.refuse();
+            return Err(error);
+        }
+        publisher.write_backs.abandon();
+        if self.gives_way {
+            return Err(error);
+        }
+        let Process { config, telemetry, .. } = self.process;
+        self.refused_writes.refused(&error, publisher.write_backs.len(), config, telemetry);
+        if self.leaving.is_some() {
+            publisher.write_backs.refuse();
+            let (slot, events) = (&config.source.slot, publisher.write_backs.len());
+            tracing::warn!(event = "write_back_left", %slot, events, %error,
+                "rows of published events are not written; if this relay stops now, the next one publishes them again");
+        }
+        Ok(())
+    }
+
+    /// A position is stored.
+    pub(super) fn stored(&self, publisher: &mut Publisher<AnySink>) {
+        let Telemetry { metrics, health, .. } = self.process.telemetry;
+        metrics.positions_stored.inc();
+        if publisher.quarantine.topics.took(&self.process.config.state.topic) {
+            publisher.counts.topics_taking += 1;
+        }
+        if !self.refused_writes.is_any() {
+            health.unwritable(None);
+        }
+    }
+
     /// Ends intake; what is in flight has this long to be acked. The first reason stays.
     pub(super) fn leave(&mut self, publisher: &mut Publisher<AnySink>, grace: Duration, with: Result<Ended>) {
         publisher.forget_unread();
@@ -218,15 +260,25 @@ impl<'a> SharedLoop<'a> {
 
     /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
     pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
-        if let Some(marker) = &self.marker
-            && let Some(batch) = publisher.write_backs.begin(max)
-        {
-            let marker = Arc::clone(marker);
-            self.writing_back = fused(async move {
-                failpoint::reached("marking");
-                marker.settle(&batch).await.map(|_| ())
-            });
+        let Some(marker) = &self.marker else { return };
+        if !self.refused_writes.may_try(Instant::now()) && self.leaving.is_none() {
+            return;
         }
+        let Some(batch) = publisher.write_backs.begin(max) else { return };
+        // A session of before may be read-only for good, lost, or have statements of a table that has changed.
+        let session = match self.refused_writes.is_any() {
+            true => Err(self.process.config.clone()),
+            false => Ok(Arc::clone(marker)),
+        };
+        self.writing_back = fused(async move {
+            failpoint::reached("marking");
+            let marker = match session {
+                Ok(marker) => marker,
+                Err(config) => reopened(&config).await?,
+            };
+            marker.settle(&batch).await?;
+            Ok(marker)
+        });
     }
 
     /// Updates metrics and health.
@@ -241,8 +293,10 @@ impl<'a> SharedLoop<'a> {
         }
         report_counts(telemetry, counts, before);
         let ledger = &publisher.ledger;
-        let waits_since_us = [ledger.oldest_commit_us(), streamed.unsent_since_us];
+        let write_backs = &publisher.write_backs;
+        let waits_since_us = [write_backs.oldest_commit_us(), ledger.oldest_commit_us(), streamed.unsent_since_us];
         metrics.set_oldest_unacked_commit(waits_since_us.into_iter().flatten().min());
+        metrics.write_back_due_events.set(i64::try_from(write_backs.len()).unwrap_or(i64::MAX));
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(publisher.parking.count).unwrap_or(i64::MAX));
@@ -257,10 +311,14 @@ impl<'a> SharedLoop<'a> {
             let flows = topics.map(|(topic, events)| Flow { name: format!("Topic {topic}"), events });
             telemetry.flows.send_replace(flows.collect());
         }
-        let to_do = match (publisher.is_drained(), streamed.unsent_since_us) {
-            (false, _) => ToDo::Events { progressed: counts.acked > before.acked || streamed.confirmed },
-            (true, Some(_)) => ToDo::Wal { progressed: streamed.sent },
-            (true, None) => ToDo::Nothing,
+        let written = publisher.write_backs.written;
+        let wrote = std::mem::replace(&mut self.written, written) < written;
+        let progressed = counts.acked > before.acked || streamed.confirmed || wrote;
+        let has_events = !publisher.is_drained() || !publisher.write_backs.is_empty();
+        let to_do = match (has_events, streamed.unsent_since_us) {
+            (true, _) => ToDo::Events { progressed },
+            (false, Some(_)) => ToDo::Wal { progressed: streamed.sent },
+            (false, None) => ToDo::Nothing,
         };
         if let Some(reason) = telemetry.health.report(to_do) {
             self.warn(reason);
@@ -289,6 +347,16 @@ impl<'a> SharedLoop<'a> {
         };
         telemetry.failed(&error);
     }
+}
+
+/// A new session for write-backs, after one that could write.
+async fn reopened(config: &Config) -> Result<Arc<Marker>> {
+    let refused = |error: Error| match error.kind().disposition() {
+        Disposition::Halt => error.with_kind(Kind::PostgresUnwritable),
+        Disposition::Retry | Disposition::RetryThenGiveUp | Disposition::GiveUp => error,
+    };
+    let marker = Marker::of(config).await.map_err(refused)?;
+    marker.map(Arc::new).ok_or_else(|| Error::new(Kind::Bug, "write-backs are due, and none are configured"))
 }
 
 /// Adds what was counted since `before` to the metrics.

@@ -104,7 +104,7 @@ impl StallWatchdog {
         }
         if self.0.given_up.load(Ordering::Acquire) {
             let what = "in-flight records were dropped, because another relay may have the slot";
-            return Err(Error::new(Kind::PostgresUnreachable, what));
+            return Err(Error::new(Kind::PostgresUnreachable, what).remedy(STOOD_STILL_FIX));
         }
         self.0.last_ms.store(now, Ordering::Release);
         Ok(())
@@ -169,9 +169,12 @@ impl Beat {
     }
 }
 
+/// Neither the server nor the network is at fault.
+const STOOD_STILL_FIX: &str = "the relay goes on by itself; see whether the process was stopped, or gets no CPU time";
+
 fn stood_still(stood_ms: u64) -> Error {
     let what = format!("this process stood still for {stood_ms} ms; another relay may be at work");
-    Error::new(Kind::PostgresUnreachable, what)
+    Error::new(Kind::PostgresUnreachable, what).remedy(STOOD_STILL_FIX)
 }
 
 fn watch(beat: &Weak<Beat>) {

@@ -8,10 +8,13 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::position::Position;
 use crate::relay::parked_index::RetryMemory;
+use crate::relay::table_loop::PublishedRows;
+use crate::relay::write_back::WriteBacks;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
-use crate::state::{Store, Stored};
+use crate::state::{ServerIdentity, Store, Stored};
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
@@ -22,6 +25,43 @@ pub(super) struct Knowledge {
     pub(super) stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
     pub(super) tried: Mutex<RetryMemory>,
+    pub(super) left: Mutex<Left>,
+}
+
+/// What a session left that published and could not write it all to Postgres. The next one does, and publishes none of
+/// it again.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Of a session at the table, or of a producer that failed.
+    pub(super) write_backs: WriteBacks,
+    /// Up to where that producer had delivered what the slot sent.
+    pub(super) delivered: Option<Position>,
+    /// How far the table was read and published, where that is not stored.
+    pub(super) progress: Option<Stored>,
+    pub(super) found: PublishedRows,
+    /// What the store took last, and what it may have taken since: that is not known after a lost connection.
+    held: Vec<Stored>,
+}
+
+impl Left {
+    /// What counts for a session on `server` that `loaded` this. Nothing is left where another relay was at work.
+    fn resume(&mut self, loaded: Option<Stored>, server: &ServerIdentity) -> Option<Stored> {
+        let is_held = loaded.as_ref().is_none_or(|loaded| self.held.contains(loaded));
+        if !is_held || self.held.iter().any(|held| held.server != *server) {
+            *self = Left { held: loaded.iter().cloned().collect(), ..Left::default() };
+            return loaded;
+        }
+        self.progress.clone().or(loaded)
+    }
+
+    fn are_stored(&mut self, stored: &Stored) {
+        self.held = vec![stored.clone()];
+        self.progress = None;
+    }
+
+    pub(super) fn forget(&mut self) {
+        *self = Left { held: std::mem::take(&mut self.held), ..Left::default() };
+    }
 }
 
 /// The configured store, which keeps [`Known`] up to date.
@@ -35,7 +75,13 @@ pub(super) struct AnyStore {
 impl AnyStore {
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let began = Instant::now();
-        self.store.store(stored).await?;
+        if let Err(error) = self.store.store(stored).await {
+            if error.kind() != Kind::PostgresUnwritable {
+                self.known.left.lock().held.push(stored.clone());
+            }
+            return Err(error);
+        }
+        self.known.left.lock().are_stored(stored);
         self.took = began.elapsed();
         // While rows are still to be read from the table, the snapshot does not tell which are published.
         self.known.stored.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
@@ -65,12 +111,14 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
+/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes. What this process could not store
+/// counts as stored.
 pub(super) async fn read_position(
     config: &Config,
     sink: SinkHandle,
     control: &Control,
     known: &Known,
+    server: &ServerIdentity,
 ) -> Result<(AnyStore, Option<Stored>)> {
     let sink = &sink;
     let read = || async move {
@@ -82,5 +130,55 @@ pub(super) async fn read_position(
         tracing::warn!(event = "position_read_failed", %error, fix = error.what_to_do(),
             "the stored position cannot be read yet; holding the slot until it can");
     };
-    once_reachable(read, tell).await
+    let (store, loaded) = once_reachable(read, tell).await?;
+    let loaded = known.left.lock().resume(loaded, server);
+    Ok((store, loaded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Lsn;
+
+    fn stored(timeline: u32, lsn: u64) -> Stored {
+        Stored {
+            server: ServerIdentity { system_identifier: "7000".to_owned(), timeline },
+            slot: "orders".to_owned(),
+            position: Position::at(Lsn::new(lsn)),
+            kafka_cluster: None,
+            publication_oid: 10,
+            table_oids: Vec::new(),
+            membership_oids: Vec::new(),
+            message_prefixes: Vec::new(),
+            published: None,
+            stream_only: Vec::new(),
+            catch_up: None,
+        }
+    }
+
+    /// What a session left that stored 1, perhaps 2, and read on to 3.
+    fn left() -> Left {
+        let mut left = Left::default();
+        left.are_stored(&stored(1, 1));
+        left.held.push(stored(1, 2));
+        Left { progress: Some(stored(1, 3)), delivered: Some(Position::at(Lsn::new(3))), ..left }
+    }
+
+    #[test]
+    fn progress_that_was_not_stored_counts_unless_another_relay_or_server_was_at_work() {
+        let (here, there) = (stored(1, 0).server, stored(2, 0).server);
+        for loaded in [Some(stored(1, 1)), Some(stored(1, 2)), None] {
+            assert_eq!(left().resume(loaded, &here), Some(stored(1, 3)));
+        }
+        for (loaded, server) in [(stored(1, 9), &here), (stored(1, 1), &there)] {
+            let mut left = left();
+            assert_eq!(left.resume(Some(loaded.clone()), server), Some(loaded.clone()));
+            assert!(left.delivered.is_none() && left.progress.is_none());
+            // From here on it is this relay's.
+            assert_eq!(left.held, [loaded]);
+        }
+        let mut left = left();
+        left.are_stored(&stored(1, 4));
+        assert_eq!(left.resume(Some(stored(1, 4)), &here), Some(stored(1, 4)));
+    }
 }

@@ -1,6 +1,7 @@
 //! The relay as a whole: sessions one after another, the producer, stand-by, the table, back-off and the end.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -72,16 +73,17 @@ struct Delivered {
 
 impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
+        let known = Known::default();
         Ok(Relay {
             outage: Outage::new(),
-            producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?),
+            producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?, Arc::clone(&known)),
             is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
             told: true,
             walsender_pid: None,
             table_instead: None,
-            known: Known::default(),
+            known,
             config,
             telemetry,
         })
@@ -123,7 +125,7 @@ impl Relay {
                     // Its open transaction is aborted at once: consumers do not wait for the next session.
                     self.retire().await;
                 } else if error.kind().ends_producer() {
-                    self.producer.replace(&self.config, &self.telemetry).await;
+                    self.producer.replace(&self.config).await;
                 }
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
@@ -147,7 +149,7 @@ impl Relay {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
         } else if given_up {
-            self.producer.replace(&self.config, &self.telemetry).await;
+            self.producer.replace(&self.config).await;
         }
         if self.producer.handle().is_none() && !self.is_transactional() {
             self.producer.begin(AnySink::connect(&self.config)?);
@@ -213,13 +215,13 @@ impl Relay {
         }
         self.telemetry.connected(Side::Postgres, true);
         self.outage.streaming(start, &self.config);
-        let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
+        let (stored, began) = (pipeline.confirm.stored_position(), Instant::now());
         self.producer.watchdog.guard(pipeline.publisher.sink.handle());
         let (config, telemetry, watchdog, stop) =
             (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
         let process = Process { config, telemetry, watchdog, stop };
         let ended = replication::run(&mut pipeline, session, &self.known, self.producer.epoch, process).await;
-        if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
+        if pipeline.confirm.stored_position() != stored || began.elapsed() > LASTED {
             self.outage.is_over();
         }
         self.producer.leave(pipeline);
@@ -227,6 +229,7 @@ impl Relay {
         self.known.stored.send_replace(None);
         self.telemetry.metrics.session_ended();
         self.telemetry.health.over_budget(None);
+        self.telemetry.health.synchronous_standby(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
     }
@@ -241,7 +244,7 @@ impl Relay {
         let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
         self.config.outboxes = outboxes;
         if !is_same {
-            self.producer.forget_rows(&self.config, &self.telemetry).await;
+            self.producer.forget_rows(&self.config).await;
             self.table_instead.take_if(|why| matches!(why, TableReason::Asked(_)));
         }
         Ok(())
@@ -313,15 +316,18 @@ impl Relay {
             self.producer.begin(sink);
         }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
-        if let Some(Delivered { position, published, inside }) = delivered.filter(|_| same_server)
-            && position.is_at_or_after(&lease.stored.position)
-        {
-            lease.knows(position, published);
-            self.producer.inside = inside;
+        let sink = self.producer.take_sink()?;
+        match delivered {
+            Some(of) if same_server && of.position.is_at_or_after(&lease.stored.position) => {
+                lease.knows(of.position, of.published);
+                self.producer.inside = of.inside;
+            }
+            None if same_server => {}
+            // Rows of another server, or rows that another relay published once more.
+            Some(_) | None => self.known.left.lock().forget(),
         }
         self.served = Some(lease.stored.server.clone());
         self.config.kafka.cluster_id.clone_from(&lease.stored.kafka_cluster);
-        let sink = self.producer.take_sink()?;
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that an operator requests again are published, delivered or not.
@@ -352,7 +358,7 @@ impl Relay {
         if ended.is_ok() || began.elapsed() > LASTED {
             self.outage.is_over();
         }
-        self.told = true;
+        self.told = ended.is_ok();
         ended
     }
 
@@ -366,7 +372,6 @@ impl Relay {
             let what = "Kafka does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
-        drain::write_back(&mut pipeline.publisher, &self.config, &self.telemetry).await?;
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
         Ok(published.map(|published| Delivered { position, published, inside: pipeline.begun.delivered(&position) }))
@@ -387,7 +392,12 @@ impl Relay {
             let sql = SqlSession::connect(&source.database, &name).await?;
             none_left_behind(sql.client(), &self.config).await?;
             let (mut fit_at, mut told) = (Instant::now() + FIT_EVERY, false);
+            let until = Instant::now() + FIT_EVERY;
             while let Some(now) = holder(sql.client(), &source.slot).await? {
+                // It keeps no relay from the slot: that is tried again.
+                if now.stranger.is_some() && until <= Instant::now() {
+                    break;
+                }
                 if waited_for.as_ref() != Some(&now) {
                     self.waits_for(&now).await;
                     waited_for = Some(now);
@@ -429,13 +439,17 @@ impl Relay {
                 "the server still has this relay's last session, and ends it after wal_sender_timeout");
             return;
         }
+        if let Some(intruder) = holder.intruder() {
+            warn_once(&mut self.warned, slot)(intruder);
+            return;
+        }
         tracing::info!(event = "standing_by", %slot, %holder, "standing by: another relay is at work");
         if self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",
                 "records that Kafka has not acked are dropped: the other relay publishes them"
             );
-            self.producer.replace(&self.config, &self.telemetry).await;
+            self.producer.replace(&self.config).await;
         }
     }
 

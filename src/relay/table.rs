@@ -79,6 +79,11 @@ pub(super) async fn run(
     };
     publisher.quarantine = quarantine.take_over();
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
+    let (write_backs, found) = {
+        let mut left = lease.store.known.left.lock();
+        (std::mem::take(&mut left.write_backs), std::mem::take(&mut left.found))
+    };
+    publisher.write_backs = write_backs.behind(Position::default());
     publisher.begin_look();
     publisher.parking.begin(waiting);
     if !matches!(lease.task, TableTask::Poll(_)) {
@@ -86,8 +91,10 @@ pub(super) async fn run(
     }
     telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
-    let delivered = delivered.into_iter().collect();
-    let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
+    let delivered = delivered.into_iter().chain(publisher.write_backs.rows().cloned()).collect();
+    let mut reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
+    reading.published = found;
+    reading.shared.gives_way = matches!(task, TableTask::Again(_));
     let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
     // After an error the lease may be gone, and retries would come behind newer events.
@@ -95,6 +102,7 @@ pub(super) async fn run(
         work.reading.shared.retrying.give_up().await;
     }
     work.reading.report(Instant::now());
+    work.reading.leave_behind(done.is_err());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
@@ -158,6 +166,9 @@ struct Work<'a> {
 
 impl Work<'_> {
     async fn run(&mut self, task: TableTask) -> Result<Ended> {
+        if !self.reading.write_left().await? {
+            return Ok(Ended::Stopped);
+        }
         match task {
             TableTask::MakeSlot(plan) => Box::pin(self.make_slot(*plan)).await,
             TableTask::GoOn => Box::pin(self.go_on()).await,
@@ -284,7 +295,11 @@ impl Work<'_> {
     /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
-        let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
+        let Some(until) = until else {
+            // All of it was read by an earlier session, which could not store that.
+            self.reading.save().await?;
+            return Ok(Ended::Again);
+        };
         tracing::info!(event = "table_read_resumed", slot = %self.config.source.slot,
             "continuing the read of the table");
         begin(&self.reader, &self.tables, None).await?;
@@ -363,11 +378,11 @@ impl Work<'_> {
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             // The log was not beyond this when an earlier snapshot was taken, either.
             self.is_read(until, lsn, Some(flushed)).await?;
+            self.reading.published.end();
             if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }
-            self.reading.published.end();
             self.reading.report(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();

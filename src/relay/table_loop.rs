@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
-use crate::position::Lsn;
+use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::publisher::{Publisher, contradiction};
@@ -171,6 +171,9 @@ impl<'a> TableLoop<'a> {
             }
         }
         self.advance(&mut scan);
+        if read.is_err() {
+            self.remember(&mut scan);
+        }
         if let Ok(Some(_)) = read {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
@@ -192,7 +195,8 @@ impl<'a> TableLoop<'a> {
             if scan.next_progress_log <= now {
                 self.log_progress(scan, now);
             }
-            let drained = self.publisher.is_drained() && self.publisher.write_backs.is_empty();
+            let write_backs = &self.publisher.write_backs;
+            let drained = self.publisher.is_drained() && (write_backs.is_empty() || write_backs.refused);
             if self.shared.leaving.take_if(|leaving| drained || leaving.until <= now).is_some() {
                 self.save_to_last(scan).await?;
                 return if drained { Ok(None) } else { Err(self.late()) };
@@ -317,13 +321,60 @@ impl<'a> TableLoop<'a> {
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
     fn advance(&mut self, scan: &mut Scan<'_>) {
+        self.advance_to(self.publisher.completed(), scan);
+    }
+
+    /// Notes the last checkpoint up to `position`.
+    fn advance_to(&mut self, position: Position, scan: &mut Scan<'_>) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let completed = self.publisher.completed().delivered_of(scan.commit_lsn);
-        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= completed)
+        let count = position.delivered_of(scan.commit_lsn);
+        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= count)
             && let Some((_, key)) = scan.checkpoints.pop_front()
         {
             catch_up.after = Some(key);
         }
+    }
+
+    /// The session ends, and the next one publishes no delivered row again: its write-backs come first.
+    fn remember(&mut self, scan: &mut Scan<'_>) {
+        self.advance_to(self.publisher.ledger.delivered(), scan);
+        if self.publisher.is_drained() {
+            self.published.end();
+        }
+    }
+
+    /// Leaves what this session could not write to the next one.
+    pub(super) fn leave_behind(&mut self, failed: bool) {
+        if self.publisher.transaction.is_used() {
+            // Nothing counts but what is committed.
+            return;
+        }
+        let mut left = self.store.known.left.lock();
+        left.write_backs = std::mem::take(&mut self.publisher.write_backs);
+        if failed {
+            left.progress = Some(self.stored.clone());
+            left.found = std::mem::take(&mut self.published);
+        }
+    }
+
+    /// Writes back what an earlier session left: before that, its rows would be read as pending. Says whether it is done;
+    /// else the relay was told to stop.
+    pub(super) async fn write_left(&mut self) -> Result<bool> {
+        while !self.publisher.write_backs.is_empty() {
+            let now = Instant::now();
+            self.shared.begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
+            if self.shared.next_report <= now {
+                self.report(now);
+            }
+            let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
+            if leave.is_some_and(|until| until <= now) || self.publisher.write_backs.refused {
+                return Ok(false);
+            }
+            let wake = leave.map_or(self.shared.next_report, |until| until.min(self.shared.next_report));
+            let input = self.shared.next(&mut self.publisher, wake, true, false).await;
+            self.shared.handle(input, &mut self.publisher)?;
+        }
+        Ok(self.shared.leaving.is_none())
     }
 
     /// Stores progress up to the last row that was taken.
@@ -352,7 +403,7 @@ impl<'a> TableLoop<'a> {
                     .remedy("nothing is lost: rows after the stored progress are read at the next start"));
             }
         }
-        self.shared.process.telemetry.metrics.positions_stored.inc();
+        self.shared.stored(&mut self.publisher);
         self.kept = Some(self.stored.clone());
         self.publisher.batches.stored();
         if let Some(events) = self.publisher.committed() {

@@ -27,6 +27,7 @@ struct Due {
     write_back: WriteBack,
     /// The transaction that wrote the row.
     xid: Option<u32>,
+    committed_at_us: i64,
 }
 
 /// The write-backs of delivered events, in the order of the events. One batch is written at a time.
@@ -37,8 +38,13 @@ pub(crate) struct WriteBacks {
     in_progress: usize,
     /// Whether Postgres refuses to write any.
     pub(super) refused: bool,
+    /// Whether commits of other sessions wait for the position: then it does not wait for their rows, which nobody sees
+    /// before. Events to park it does wait for.
+    pub(super) is_synchronous: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
     pub(super) parked_bytes: usize,
+    /// How many are written.
+    pub(super) written: u64,
 }
 
 impl WriteBacks {
@@ -56,13 +62,40 @@ impl WriteBacks {
     }
 
     /// An event is delivered, and all events up to `before`, which are all before it, are.
-    pub(super) fn push(&mut self, before: Position, write_back: WriteBack, xid: Option<u32>) {
-        self.queue.push_back(Due { before, write_back, xid });
+    pub(super) fn push(&mut self, before: Position, write_back: WriteBack, xid: Option<u32>, committed_at_us: i64) {
+        self.queue.push_back(Due { before, write_back, xid, committed_at_us });
+    }
+
+    /// Those that an earlier publisher left, for one that begins at `start`, where the position stays until they are
+    /// written.
+    pub(super) fn behind(mut self, start: Position) -> WriteBacks {
+        self.abandon();
+        self.queue.iter_mut().for_each(|due| due.before = start);
+        self.parked_bytes = self.parked().map(ParkedEvent::bytes).sum();
+        self
+    }
+
+    /// The rows of all events that are not written back.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &RowId> {
+        self.queue.iter().map(|due| match &due.write_back {
+            WriteBack::Acked(row) | WriteBack::Failed(row, _) => row,
+            WriteBack::Parked { event, .. } => &event.row,
+        })
+    }
+
+    /// The commit time of the oldest event that is not written back, in microseconds since the Unix epoch.
+    pub(super) fn oldest_commit_us(&self) -> Option<i64> {
+        self.queue.front().map(|due| due.committed_at_us)
     }
 
     /// Up to where every event is delivered, which it is up to `delivered`, and written back.
     pub(super) fn completed(&self, delivered: Position) -> Position {
-        self.queue.front().map_or(delivered, |first| first.before)
+        let first = match self.is_synchronous {
+            true if self.parked_bytes == 0 => None,
+            true => self.queue.iter().find(|due| due.write_back.parked().is_some()),
+            false => self.queue.front(),
+        };
+        first.map_or(delivered, |first| first.before)
     }
 
     /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they are refused.
@@ -86,6 +119,8 @@ impl WriteBacks {
             batch.xids.extend(xid);
         }
         batch.xids.dedup();
+        // The relay may be such a standby, and would wait for itself.
+        batch.on_standbys = !self.is_synchronous && !batch.parked.is_empty();
         Some(batch)
     }
 
@@ -103,6 +138,7 @@ impl WriteBacks {
             }
         }
         self.in_progress = 0;
+        self.written += acked + failed + parked;
         [acked, failed, parked]
     }
 
@@ -184,5 +220,27 @@ impl RowPolicy {
     pub(super) fn on_parked(&self, event: ParkedEvent) -> WriteBack {
         let marks = self.upkeep.mark_waiting.is_some() && event.tried().is_some();
         WriteBack::Parked { event: Arc::new(event), marks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Lsn;
+
+    #[test]
+    fn the_position_stays_where_the_next_publisher_begins_until_all_that_was_left_is_written() {
+        let (mut left, at) = (WriteBacks::default(), |lsn| Position::at(Lsn::new(lsn)));
+        let row = |id: u8| WriteBack::Acked(RowId::new(0, std::iter::once(&[id][..])));
+        left.push(at(10), row(1), None, 7);
+        left.push(at(20), row(2), None, 8);
+        assert_eq!(left.begin(1).unwrap().acked.len(), 1);
+        // The session ends, and it is not known whether that was written.
+        let mut left = left.behind(at(5));
+        left.push(at(30), row(3), None, 9);
+        assert_eq!((left.completed(at(40)), left.oldest_commit_us(), left.rows().count()), (at(5), Some(7), 3));
+        assert_eq!(left.begin(2).unwrap().acked.len(), 2);
+        assert_eq!(left.finish(), [2, 0, 0]);
+        assert_eq!((left.completed(at(40)), left.written), (at(30), 2));
     }
 }

@@ -68,6 +68,11 @@ impl RowFilter {
             }
             all.push(format!("({sql})"));
         }
+        // An event that was given up is published again only where its row is asked for.
+        if let (true, None, Some(failed)) = (self.ids.is_empty(), &self.sql, &outbox.upkeep.failed) {
+            all.push(format!("({failed}\n) is not true"));
+            notes.push(format!("rows of {} that outbox.failed is true for are left out", facts.name));
+        }
         Ok(all.join(" and "))
     }
 

@@ -352,13 +352,13 @@ const CORRECT: &str = "If the template or its column is not the one that was mea
 impl RouteError {
     /// The error for an operator, with slot and remedy.
     pub(crate) fn into_error(self, slot: &SlotName) -> Error {
-        Error::new(Kind::Event, self.problem)
+        // The slot sends the row as it was inserted.
+        let row = if self.place.via == Via::Slot { "" } else { "Correct the row in the table, or delete it. " };
+        let mut error = Error::new(Kind::Event, self.problem)
             .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
-            .remedy(format_args!(
-                "nothing was skipped, and nothing behind this row is delivered. {CORRECT}. To pass this one over, {}; that \
-                 gives the whole transaction up",
-                self.place.give_up(slot)
-            ))
+            .remedy(format_args!("{row}{CORRECT}"));
+        error.is_of_event = true;
+        error
     }
 
     /// The error for a row that is read from the table, and has no place.
@@ -657,9 +657,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with(start) && text.ends_with(error.cause()), "{text}");
         assert!(text.len() < 500 && !text.contains(char::is_control), "{text}");
-        let advance =
-            "select pg_replication_slot_advance('orders', '0/64'::pg_lsn + 1), and start once with --adopt-slot";
-        assert!(error.what_to_do().unwrap().contains(advance), "{error}");
+        assert!(error.is_of_event && error.what_to_do().unwrap().starts_with("If the template"), "{error:?}");
     }
 
     #[test]

@@ -111,6 +111,9 @@ pub(crate) struct PublishedColumn {
     pub name: String,
     /// `s` or `v` for a generated column, else empty.
     pub generated: String,
+    /// Its type, which may be a domain.
+    #[serde(default)]
+    pub type_oid: u32,
 }
 
 /// One way in which a relation is in the publication.
@@ -339,7 +342,7 @@ pub(super) mod tests {
 
     /// A publication with the table `outbox`, nothing can be said against.
     pub(in crate::source) fn fit() -> Catalog {
-        let column = |name: &str| PublishedColumn { name: name.to_owned(), generated: String::new() };
+        let column = |name: &str| PublishedColumn { name: name.to_owned(), ..PublishedColumn::default() };
         Catalog {
             publication: Some(Publication {
                 oid: 10,

@@ -22,15 +22,12 @@ use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::{Catalog, Fingerprint};
 use crate::source::preflight::{SLOT, Slot};
+use crate::source::synchronous::Synchronous;
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
 
 /// The longest interval of pings: a dead session is noticed within this and the query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
-
-/// Shorter than the client's limit: the server ends a statement that waits for a lock, and the session stays usable. Does not
-/// end a commit's wait for standbys.
-const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// The objects that the control session reads.
 #[derive(Debug)]
@@ -66,6 +63,8 @@ pub(crate) struct WalPosition {
     #[serde(default)]
     pub snapshot: Option<Snapshot>,
     pub slot: Option<Slot>,
+    #[serde(default)]
+    pub synchronous: Synchronous,
     #[serde(default)]
     pub oldest_transaction: Option<OldTransaction>,
 }
@@ -104,16 +103,15 @@ struct Shared {
 }
 
 impl Control {
-    /// Bounds the session's statements, and keeps it alive from a task on the current runtime.
-    pub(crate) async fn start(session: SqlSession, config: &Config) -> Result<Control> {
-        bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
+    /// Keeps the session alive from a task on the current runtime.
+    pub(crate) fn start(session: SqlSession, config: &Config) -> Control {
         let (closed, interval) = (session.closed(), (config.source.wal_sender_timeout / 3).min(PING_INTERVAL_MAX));
         let (ended, receiver) = watch::channel(None);
         let session = Mutex::new(Some(Arc::new(session)));
         let watched = Arc::new(Watched { source: config.source.clone(), outboxes: config.outboxes.clone() });
         let shared = Arc::new(Shared { session, watched, ended });
         tokio::spawn(keep_alive(Arc::downgrade(&shared), interval, closed, receiver));
-        Ok(Control(shared))
+        Control(shared)
     }
 
     /// Waits for the end of the session, which is lost also where a statement got no answer. Safe to cancel and to call again.

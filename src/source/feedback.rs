@@ -50,6 +50,8 @@ pub(crate) struct Feedback {
     /// Whether the server has requested a reply.
     pub(super) reply_due: bool,
     reading: bool,
+    /// Whether commits of other sessions wait for statuses.
+    pub(super) is_synchronous: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +72,7 @@ impl Feedback {
             asked_at: None,
             reply_due: false,
             reading: false,
+            is_synchronous: false,
         }
     }
 
@@ -117,6 +120,7 @@ impl Feedback {
         let progress = confirmed > sent.confirmed;
         match (self.reply_due, progress) {
             (true, true) => None,
+            (false, true) if self.is_synchronous => None,
             (true, false) => Some(sent.at + REPLY_INTERVAL),
             (false, true) => Some(sent.at + PROGRESS_INTERVAL.min(self.interval)),
             (false, false) => Some(sent.at + self.interval),
@@ -172,6 +176,14 @@ mod tests {
         assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Send { reply_requested: false });
         feedback.sent(start + ms(100), Lsn::new(5), false);
         assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Wait(start + ms(4100)));
+    }
+
+    #[test]
+    fn while_commits_wait_for_it_progress_is_reported_at_once() {
+        let (mut feedback, start) = started();
+        feedback.is_synchronous = true;
+        assert_eq!(feedback.action(start, Lsn::new(5)), Action::Send { reply_requested: false });
+        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Wait(start + ms(4000)));
     }
 
     #[test]

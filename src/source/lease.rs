@@ -15,6 +15,7 @@ use tokio_postgres::types::Type;
 use crate::config::SlotName;
 use crate::error::Result;
 use crate::postgres::query::{QUERY_TIMEOUT, bounded, one_json, one_text};
+use crate::postgres::quote::quoted;
 
 /// `wrly`: distinguishes these locks from those of other programs.
 const CLASS: i32 = 0x7772_6c79;
@@ -83,6 +84,22 @@ pub(crate) struct Holder {
     pub application: Option<String>,
     /// The address, likewise; none for a local socket.
     pub client: Option<String>,
+    /// Its role, where that has nothing to do with the relay's: no relay of this slot.
+    #[serde(default)]
+    pub stranger: Option<String>,
+}
+
+impl Holder {
+    /// The warning of a lease that is held by somebody else than a relay.
+    pub(crate) fn intruder(&self) -> Option<String> {
+        let role = self.stranger.as_ref()?;
+        Some(format!(
+            "role {} holds the advisory lock of the slot, and is no relay ({self}): a relay that reads the table waits for \
+             it, one that streams does not; to end it: select pg_terminate_backend({})",
+            quoted(role),
+            self.pid
+        ))
+    }
 }
 
 impl fmt::Display for Holder {
@@ -94,7 +111,11 @@ impl fmt::Display for Holder {
         if let Some(client) = &self.client {
             write!(f, " from {client}")?;
         }
-        f.write_str(if self.streams { ", streams" } else { ", reads the table" })
+        f.write_str(match (&self.stranger, self.streams) {
+            (Some(_), _) => ", holds the lease",
+            (None, true) => ", streams",
+            (None, false) => ", reads the table",
+        })
     }
 }
 
@@ -116,8 +137,11 @@ mod tests {
 
     #[test]
     fn a_lease_holder_is_named_by_what_the_role_may_see() {
-        let hidden = Holder { pid: 7, streams: true, application: None, client: None };
+        let hidden = Holder { pid: 7, streams: true, application: None, client: None, stranger: None };
         assert_eq!(hidden.to_string(), "backend pid 7, streams");
+        assert_eq!(hidden.intruder(), None);
+        let stranger = Holder { stranger: Some("x".into()), streams: false, ..hidden.clone() };
+        assert!(stranger.intruder().unwrap().contains("(backend pid 7, holds the lease)"));
         let known = Holder { application: Some("walrelay/a".into()), client: Some("10.0.0.1".into()), ..hidden };
         assert_eq!(known.to_string(), "backend pid 7, walrelay/a from 10.0.0.1, streams");
     }

@@ -9,6 +9,7 @@
 //! | [`lease`] | which relay may publish |
 //! | [`row_key`] | the columns that identify one row of an outbox table |
 //! | [`control`] | the plain SQL session beside the stream |
+//! | [`synchronous`] | whether commits wait for the relay |
 
 pub(crate) mod catalog;
 pub(crate) mod control;
@@ -17,5 +18,6 @@ pub(crate) mod lease;
 pub(crate) mod preflight;
 pub(crate) mod row_key;
 pub(crate) mod stream;
+pub(crate) mod synchronous;
 
 pub(crate) use stream::{Io, Notice, Status, WalMessage, WalStream, judge_notice};

@@ -17,6 +17,7 @@ use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedTable};
+use crate::source::synchronous::Synchronous;
 use crate::template::ColumnType;
 
 /// The oldest supported major version.
@@ -56,7 +57,8 @@ pub(crate) async fn inspect(
         return Err(pooled());
     }
     let wal_end = found.wal_end.unwrap_or_default();
-    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, catalogs })
+    let synchronous = found.synchronous;
+    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, synchronous, catalogs })
 }
 
 /// The system identifier, where the role may read it.
@@ -99,6 +101,7 @@ pub(crate) struct Facts {
     pub slot: Option<Slot>,
     /// The end of the WAL before the catalogs were read.
     pub wal_end: Lsn,
+    pub synchronous: Synchronous,
     /// Publication and table, one for each outbox table, in their order; without a table, one with the publication alone.
     pub catalogs: Vec<Catalog>,
 }
@@ -181,14 +184,14 @@ pub(crate) struct Server {
     pub may_replicate: bool,
     /// The right to call `pg_control_system()`.
     pub may_read_control: bool,
-    /// `max_slot_wal_keep_size` in MB; -1 is without bound.
+    /// `max_slot_wal_keep_size` in MB, where somebody has set it; -1, the default, is without bound.
     pub max_slot_wal_keep_mb: Option<i64>,
     /// `idle_replication_slot_timeout` (18+) with its unit; `0` is never.
     pub idle_replication_slot_timeout: Option<String>,
     /// `synchronized_standby_slots` (17+).
     pub synchronized_standby_slots: Option<String>,
-    /// Names in `synchronized_standby_slots` that are no physical slot of this server.
-    pub standby_slots_missing: Vec<String>,
+    /// Names in `synchronized_standby_slots` that are no physical slot of this server, or from which no standby streams.
+    pub standby_slots_absent: Vec<String>,
     /// Connected slots of standbys and other receivers of all WAL. A setting that names another one stops delivery.
     pub physical_slots: Vec<String>,
 }
@@ -216,7 +219,7 @@ pub(crate) struct Slot {
     /// Decodes prepared transactions at `PREPARE`.
     #[serde(default)]
     pub two_phase: bool,
-    /// None while the slot is being created.
+    /// None while the slot is being created, and where it cannot be used: [`UNMADE`].
     pub confirmed_flush_lsn: Option<Lsn>,
     /// The start of the retained WAL.
     pub restart_lsn: Option<Lsn>,
@@ -232,7 +235,14 @@ pub(crate) struct Slot {
     pub invalidation_reason: Option<String>,
     /// Copied to standbys (17+).
     pub failover: Option<bool>,
+    /// A copy, kept by a standby (17+).
+    #[serde(default)]
+    pub synced: Option<bool>,
 }
+
+/// Why a slot is lost that nobody reads and that has no confirmed LSN. One that is being made is active, and is gone if its
+/// session ends. So this one was copied or moved without its state.
+pub(crate) const UNMADE: &str = "it has no confirmed LSN";
 
 impl Slot {
     /// Whether a relay of this database makes such a slot, and may make it anew.
@@ -251,6 +261,9 @@ impl Slot {
             None if self.wal_status.as_deref() == Some("lost") => {
                 Some("wal_removed: max_slot_wal_keep_size was exceeded")
             }
+            None if self.slot_type == "logical" && self.active_pid.is_none() && self.confirmed_flush_lsn.is_none() => {
+                Some(UNMADE)
+            }
             None => None,
         }
     }
@@ -261,6 +274,8 @@ struct SlotAnswer {
     backend_pid: i32,
     wal_end: Option<Lsn>,
     slot: Option<Slot>,
+    #[serde(default)]
+    synchronous: Synchronous,
 }
 
 /// A warning: a relay goes on, and logs the text.
@@ -305,6 +320,9 @@ impl Finding {
     }
 }
 
+const WAL_RETENTION: &str = "wal-retention";
+const STANDBY_SLOTS: &str = "standby-slots";
+
 /// Whether the slot can be streamed with every event in the stream. Returns warnings, a sentence each.
 ///
 /// An active slot is no fault: the server decides at the start of the stream. Pass the arguments of [`inspect`].
@@ -315,8 +333,10 @@ pub(crate) fn judge(
     outboxes: &[OutboxConfig],
 ) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
-    for finding in survey(facts, slot, publication, outboxes) {
-        warnings.extend(finding.found?.into_iter().map(|warning| warning.text));
+    for Finding { check, found, .. } in survey(facts, slot, publication, outboxes) {
+        // A choice of the server's administrator is for `doctor`, and no warning of each start.
+        let is_choice = |warning: &Warning| warning.is_note && matches!(check, WAL_RETENTION | STANDBY_SLOTS);
+        warnings.extend(found?.into_iter().filter(|warning| !is_choice(warning)).map(|warning| warning.text));
     }
     Ok(warnings)
 }
@@ -351,8 +371,8 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
         findings.push(Finding::new("publication", publication, Err(fault)));
     }
     if facts.slot.is_some() {
-        findings.push(Finding::new("wal-retention", slot, Ok(retention_warnings(facts, found, slot))));
-        findings.push(Finding::new("standby-slots", slot, Ok(standby_warnings(server, found, slot))));
+        findings.push(Finding::new(WAL_RETENTION, slot, Ok(retention_warnings(facts, found, slot))));
+        findings.push(Finding::new(STANDBY_SLOTS, slot, Ok(standby_warnings(server, found, slot))));
     }
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
@@ -377,8 +397,8 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
         findings.push(Finding::new("table", name, notes.map(noted)));
     }
     if let Some(published) = facts.publication() {
-        let notes = traffic_warnings(facts, published, &names);
-        findings.push(Finding::new("publication", publication, Ok(noted(notes))));
+        let warnings = traffic_warnings(facts, publication, published, &names);
+        findings.push(Finding::new("publication", publication, Ok(warnings)));
     }
     findings
 }
@@ -580,6 +600,9 @@ pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Resul
     }
 }
 
+/// The type `oid`, also of `lo`.
+const OID: u32 = 26;
+
 /// A publication, and an outbox table that must be in it.
 struct Published<'a> {
     name: &'a str,
@@ -662,13 +685,27 @@ impl Published<'_> {
     }
 
     fn has_columns(&self, outbox: &OutboxConfig) -> Result<()> {
-        let Published { name, sql_name, publication, table, table_name, .. } = self;
+        let Published { name, sql_name, publication, catalog, table, table_name } = self;
         let list = self.own_members().find_map(|member| member.columns.as_ref());
         // A row key does without the transaction of its rows where that is not published.
         for wanted in outbox.routed_columns().iter().chain(outbox.index_columns()) {
             let Some(column) = table.columns.iter().find(|column| column.name == *wanted) else {
                 return Err(no_column(table_name, wanted, table.columns.iter().map(|column| column.name.as_str())));
             };
+            let base = catalog.base_types.get(&column.type_oid).map_or(column.type_oid, |base| base.oid);
+            if *wanted == outbox.payload && base == OID {
+                return unpublished(
+                    format!(
+                        "column {wanted} of {table_name} is of type oid: it has the number of a large object, and consumers \
+                         would get that number"
+                    ),
+                    format!(
+                        "alter table {table_name} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has \
+                         the payload",
+                        quoted(wanted)
+                    ),
+                );
+            }
             let is_streamed = match column.generated.as_str() {
                 "" => true,
                 "s" => publication.generated_columns.as_deref() == Some("s"),
@@ -709,26 +746,34 @@ fn other_tables(catalog: &Catalog, outboxes: &[&TableName]) -> Vec<String> {
 }
 
 /// Warnings of published changes that are no events.
-fn traffic_warnings(facts: &Facts, publication: &Publication, outboxes: &[&TableName]) -> Vec<String> {
+fn traffic_warnings(facts: &Facts, name: &str, publication: &Publication, outboxes: &[&TableName]) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
     if publication.flags.others() && !names.is_empty() {
-        warnings.push(format!(
+        warnings.push(Warning::note(format!(
             "the publication has publish = '{}': what is not an insert costs traffic and is dropped, and Postgres refuses \
              updates and deletes of {} without a replica identity; publish = 'insert' is enough",
             publication.flags.operations(),
             names.join(", ")
-        ));
+        )));
     }
     let mut members = facts.catalogs.iter().flat_map(|catalog| &catalog.members);
     let others: BTreeSet<_> = facts.catalogs.iter().flat_map(|catalog| other_tables(catalog, outboxes)).collect();
     if publication.all_tables || members.any(|member| member.through == "schema") {
-        warnings.push(
-            "the publication covers more tables than the outbox: their rows cost traffic and are dropped".to_owned(),
-        );
+        let text = "the publication covers more tables than the outbox: their rows cost traffic and are dropped";
+        warnings.push(Warning::note(text.to_owned()));
+        if publication.flags.update || publication.flags.delete {
+            let text = format!(
+                "publication {name} also publishes updates or deletes of all these tables: an update or delete in a table \
+                 without a primary key or replica identity fails in the application"
+            );
+            let inserts = format!("alter publication {} set (publish = 'insert')", quoted(name));
+            warnings.push(Warning::risk(text, inserts));
+        }
     } else if !others.is_empty() {
         let names = Vec::from_iter(others).join(", ");
-        warnings.push(format!("the publication has other tables ({names}): their rows cost traffic and are dropped"));
+        let text = format!("the publication has other tables ({names}): their rows cost traffic and are dropped");
+        warnings.push(Warning::note(text));
     }
     warnings
 }
@@ -778,7 +823,8 @@ fn retention_warnings(facts: &Facts, found: &Slot, slot: &SlotName) -> Vec<Warni
             let text = format!(
                 "max_slot_wal_keep_size is -1: while walrelay is away, slot {slot} keeps WAL until the disk is full"
             );
-            Warning::risk(text, bound("choose at most half of the free disk space"))
+            let remark = "choose at most half of the free disk space, or '-1' to accept that on purpose";
+            Warning::risk(text, bound(remark)).only_if(server.max_slot_wal_keep_mb.is_none())
         }
         (Some(limit_mb), None) => Warning::note(lost(limit_mb)),
         (Some(limit_mb), Some(left)) => {
@@ -803,11 +849,11 @@ fn retention_warnings(facts: &Facts, found: &Slot, slot: &SlotName) -> Vec<Warni
 /// Without a physical slot there is, as far as the server tells, no standby that could be promoted.
 fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
     let (standbys, major) = (&server.physical_slots, server.major());
-    let wait = altered(
-        "synchronized_standby_slots",
-        standbys.join(", "),
-        "delivery then waits for the standby of each of these slots",
-    );
+    let remark = match standbys.is_empty() {
+        true => "delivery then waits for no standby",
+        false => "delivery then waits for the standby of each of these slots",
+    };
+    let wait = altered("synchronized_standby_slots", standbys.join(", "), remark);
     let (text, remedy) = match found.failover {
         Some(false) => (
             format!("slot {slot} has failover off: it does not exist on a standby that is promoted"),
@@ -821,11 +867,11 @@ fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warni
             let text = "synchronized_standby_slots is empty: events can be relayed that a promoted standby never had";
             (text.to_owned(), wait)
         }
-        Some(true) if !server.standby_slots_missing.is_empty() => {
+        Some(true) if !server.standby_slots_absent.is_empty() => {
             let text = format!(
-                "synchronized_standby_slots names {}, which is no physical slot of this server: events wait until it is \
-                 one, or is taken out of the setting",
-                server.standby_slots_missing.join(", ")
+                "synchronized_standby_slots names {}, from which no standby streams: all events wait until one does, or \
+                 the name is taken out of the setting",
+                server.standby_slots_absent.join(", ")
             );
             return vec![Warning::risk(text, wait)];
         }
@@ -840,6 +886,30 @@ fn standby_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warni
         ),
     };
     vec![Warning::risk(text, remedy).only_if(!standbys.is_empty())]
+}
+
+/// Why a promotion of a standby, where the slot was `found`, leaves the relay without it. The remedy is for that server.
+pub(crate) fn copy_fault(found: Option<&Slot>, slot: &SlotName) -> Option<Warning> {
+    let (text, remedy) = match found {
+        None => (
+            format!("this standby has no copy of slot {slot}"),
+            altered("sync_replication_slots", "on", "see docs/how-to/fail-over-to-a-standby.md for what else it needs"),
+        ),
+        Some(own) if own.synced != Some(true) => (
+            format!("slot {slot} of this standby is its own and no copy, and keeps Postgres from making one"),
+            format!("select pg_drop_replication_slot('{slot}'); -- on this standby, which then makes a copy"),
+        ),
+        Some(copy) if copy.temporary => (
+            format!("the copy of slot {slot} is not ready, and is gone after a promotion"),
+            "select pg_log_standby_snapshot(); -- on the primary; the copy is ready once the slot has advanced"
+                .to_owned(),
+        ),
+        Some(copy) => (
+            format!("the copy of slot {slot} is lost ({})", copy.lost()?),
+            "see the log of this standby: it makes the copy again once it can".to_owned(),
+        ),
+    };
+    Some(Warning::risk(text, remedy))
 }
 
 #[cfg(test)]

@@ -105,6 +105,8 @@ pub(crate) struct WalStream<S = Transport> {
     end: End,
     /// A write that failed, kept while there may be something to read that says why.
     write_error: Option<io::Error>,
+    /// Whether each status is followed by one that confirms nothing.
+    is_no_standby: bool,
 }
 
 /// How far the server has ended the stream.
@@ -116,7 +118,7 @@ enum End {
     Ready,
 }
 
-/// The output queue: at most a partly written status and one after it.
+/// The output queue: at most a partly written status and one or two after it.
 #[derive(Debug, Default)]
 struct Output {
     bytes: Vec<u8>,
@@ -141,7 +143,14 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             confirmed_sent: Lsn::ZERO,
             end: End::Open,
             write_error: None,
+            is_no_standby: false,
         })
+    }
+
+    /// Keeps commits from waiting for this stream, for a reader that may be slow: Postgres counts no walsender as a
+    /// synchronous standby whose last status confirms nothing, and keeps what it confirmed before.
+    pub(crate) fn be_no_standby(&mut self) {
+        self.is_no_standby = true;
     }
 
     /// Takes the next message, or `None` until more bytes have arrived. Copies nothing. `open_transaction` is the commit LSN
@@ -161,7 +170,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
                 check_parameter(&name, &value)?;
                 WalMessage::ParameterStatus { name, value }
             }
-            b'E' => return Err(reported(act, body)),
+            b'E' => return Err(in_transaction(&self.slot, reported(act, body), open_transaction)),
             b'c' | b'C' => WalMessage::CopyDone,
             other => return Err(unexpected(act, other)),
         };
@@ -196,6 +205,10 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.output.asks_for_reply |= status.reply_requested;
         let status = Status { received, confirmed: self.confirmed, reply_requested: self.output.asks_for_reply };
         self.output.bytes.extend(status_update(status, now_us()));
+        if self.is_no_standby {
+            let nothing = Status { confirmed: Lsn::ZERO, reply_requested: false, ..status };
+            self.output.bytes.extend(status_update(nothing, now_us()));
+        }
     }
 
     /// Queues a status update where one is due. Gives when to look again; none where one was queued. `reads` says whether the
@@ -213,6 +226,11 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             }
             Action::Dead { silence } => Err(dead(silence)),
         }
+    }
+
+    /// Whether commits of other sessions wait for statuses: then they go out at once.
+    pub(crate) fn set_synchronous(&mut self, is_synchronous: bool) {
+        self.feedback.is_synchronous = is_synchronous;
     }
 
     pub(crate) fn has_output(&self) -> bool {
@@ -435,6 +453,14 @@ fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
         *place = *byte;
     }
     frame
+}
+
+/// `error`, which the server reported. One of a row names the open transaction, and how to give that up.
+fn in_transaction(slot: &SlotName, error: Error, open_transaction: Option<Lsn>) -> Error {
+    let Some(lsn) = open_transaction.filter(|_| error.kind() == Kind::Event) else { return error };
+    let fix = error.any_remedy().unwrap_or_else(|| Remedy::from("deliver that row by hand"));
+    let give_up = format!(". To pass it over, {}; that gives the whole transaction up", slot.give_up(lsn));
+    error.about(format_args!("in the transaction at {lsn}")).remedy(fix.and(give_up))
 }
 
 /// A message that cannot be received: malformed, or larger than allowed at this LSN, perhaps inside of a transaction.

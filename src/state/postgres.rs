@@ -45,7 +45,7 @@ impl PostgresStore {
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
-    /// Replaces it: durable when this returns, whatever `synchronous_commit` says.
+    /// Replaces it: durable on this server when this returns.
     pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         const DOING: &str = "storing the position";
         let value = stored.encode()?;
@@ -53,7 +53,7 @@ impl PostgresStore {
         let store = |session: Arc<SqlSession>| async move {
             let params: [Param<'_>; 2] = [(&key, Type::TEXT), (&value, Type::TEXT)];
             let stored = session.client().execute_typed(STORE, &params);
-            written(bounded(DOING, QUERY_TIMEOUT, stored).await?)
+            written(bounded(DOING, QUERY_TIMEOUT, stored).await.map_err(QueryError::of_write)?)
         };
         self.control.ask(store).await
     }
@@ -84,7 +84,7 @@ fn written(rows: u64) -> Result<(), QueryError> {
     }
     let cause = format!("while storing the position: {rows} rows were written instead of 1");
     let remedy = "remove the triggers and rules of table walrelay.position";
-    Err(QueryError::refused(Error::new(Kind::PostgresUnfit, cause).remedy(remedy)))
+    Err(QueryError::refused(Error::new(Kind::PostgresUnwritable, cause).remedy(remedy)))
 }
 
 fn read(key: &str, text: &str) -> Result<Stored> {
@@ -111,9 +111,8 @@ mod tests {
     fn a_position_is_stored_only_if_exactly_one_row_was_written() {
         assert!(written(1).is_ok());
         for rows in [0, 2] {
-            assert!(
-                matches!(written(rows), Err(QueryError::Refused { error, .. }) if error.kind() == Kind::PostgresUnfit)
-            );
+            let refused = Error::from(written(rows).unwrap_err());
+            assert_eq!(refused.kind(), Kind::PostgresUnwritable);
         }
     }
 

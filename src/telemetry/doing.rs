@@ -27,7 +27,11 @@ impl Doing {
                     lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
                         format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
                     }
+                    0.0 if parked.is_some() => "All other received events are in Kafka.".to_owned(),
                     0.0 => "All received events are in Kafka.".to_owned(),
+                    lag if metrics.write_back_due_events.get() > 0 => {
+                        format!("The oldest event that is not written back was committed {} ago.", seconds(lag))
+                    }
                     lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
                 };
                 (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
@@ -50,12 +54,16 @@ impl Doing {
     }
 }
 
-fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
+/// What to do about this reason.
+pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
     let kind = match reason {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,
         NotReady::Stalled(_) => return Some(stalled_fix(telemetry.metrics.in_flight_events.get()).to_owned()),
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
+        NotReady::Unwritable(error) => return error.what_to_do(),
+        // Its text has the remedy.
+        NotReady::SynchronousStandby(_) => return None,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
         NotReady::WalNotSent(_) => return Some(WAL_NOT_SENT_FIX.to_owned()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::Side;
 use crate::config::unit::human_bytes;
+use crate::error::Error;
 
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
@@ -33,12 +34,18 @@ pub enum NotReady {
     /// The relay has not been connected to both ends yet.
     #[error("not connected to both ends yet")]
     Starting,
+    /// Postgres counts the relay as a synchronous standby; the SQL that mends it.
+    #[error("commits of all sessions wait for this relay, which Postgres counts as a synchronous standby: {0}")]
+    SynchronousStandby(String),
     /// This topic refuses dead letters, which blocks all later events.
     #[error("topic {0} takes no dead letters, and everything behind them waits")]
     DeadLettersRefused(String),
     /// This topic refuses records, which blocks all events.
     #[error("topic {0} refuses records, and everything waits for it; the log says why, and what to do")]
     TopicRefused(String),
+    /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
+    #[error("Postgres refuses what the relay writes: {0}")]
+    Unwritable(Error),
     /// The relay has lost the connection to this end.
     #[error("not connected to {}", .0.name())]
     Disconnected(Side),
@@ -58,15 +65,17 @@ pub enum NotReady {
 
 impl NotReady {
     /// All codes, in the order of precedence: a reason hides those behind it.
-    pub(crate) const CODES: [&str; 12] = [
+    pub(crate) const CODES: [&str; 14] = [
         "halted",
         "stopping",
         "standing_by",
         "starting",
         "dead_letters_refused",
         "topic_refused",
+        "postgres_unwritable",
         "postgres_disconnected",
         "kafka_disconnected",
+        "synchronous_standby",
         "over_budget",
         "stalled",
         "wal_not_sent",
@@ -82,8 +91,10 @@ impl NotReady {
             NotReady::Starting => "starting",
             NotReady::DeadLettersRefused(_) => "dead_letters_refused",
             NotReady::TopicRefused(_) => "topic_refused",
+            NotReady::Unwritable(_) => "postgres_unwritable",
             NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
+            NotReady::SynchronousStandby(_) => "synchronous_standby",
             NotReady::OverBudget(..) => "over_budget",
             NotReady::Stalled(_) => "stalled",
             NotReady::WalNotSent(_) => "wal_not_sent",
@@ -234,6 +245,11 @@ impl HealthHandle {
         self.health().tell("over_budget", reason);
     }
 
+    /// The SQL that mends it where commits wait for this relay; `None` where they do not.
+    pub(crate) fn synchronous_standby(&self, remedy: Option<String>) {
+        self.health().tell("synchronous_standby", remedy.map(NotReady::SynchronousStandby));
+    }
+
     /// The topic that refuses dead letters; `None` once it has taken one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         let mut health = self.health();
@@ -246,6 +262,11 @@ impl HealthHandle {
         let mut health = self.health();
         health.tell("topic_refused", topic.map(NotReady::TopicRefused));
         health.idle_since = None;
+    }
+
+    /// The refusal of what the relay writes to Postgres; `None` once a write has succeeded.
+    pub(crate) fn unwritable(&self, error: Option<Error>) {
+        self.health().tell("postgres_unwritable", error.map(NotReady::Unwritable));
     }
 
     /// The active relay, if this one stands by; `None` while this one is active or tries to be.
@@ -277,6 +298,7 @@ impl HealthHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     const WITHIN: Duration = Duration::from_secs(30);
 
@@ -290,8 +312,10 @@ mod tests {
             NotReady::Starting,
             NotReady::DeadLettersRefused(text()),
             NotReady::TopicRefused(text()),
+            NotReady::Unwritable(Error::new(Kind::PostgresUnwritable, "x")),
             NotReady::Disconnected(Side::Postgres),
             NotReady::Disconnected(Side::Kafka),
+            NotReady::SynchronousStandby(text()),
             NotReady::OverBudget(2, 1),
             NotReady::Stalled(WITHIN),
             NotReady::WalNotSent(WITHIN),

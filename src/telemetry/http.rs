@@ -19,9 +19,11 @@ use hyper::server::conn::http1;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::doing::remedy;
 use super::page::{ClosesAt, Page};
 use super::{IntakeClosed, Telemetry};
 use crate::config::SlotName;
@@ -77,7 +79,7 @@ impl Open {
     }
 }
 
-/// The limits of the answer to [`ask_intake`].
+/// The limits of the answers to [`ask_relay`].
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -203,36 +205,64 @@ async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
 }
 
 async fn ready(State(telemetry): State<Telemetry>) -> Response {
-    let (status, line) = match telemetry.health.not_ready() {
-        None => (StatusCode::OK, serde_json::json!({"ready": true})),
-        Some(reason) => {
-            let line = serde_json::json!({"ready": false, "reason": reason.code(), "detail": reason.to_string()});
-            (StatusCode::SERVICE_UNAVAILABLE, line)
-        }
+    let reason = telemetry.health.not_ready();
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let readiness = Readiness {
+        ready: reason.is_none(),
+        reason: reason.as_ref().map(|reason| reason.code().to_owned()),
+        detail: reason.as_ref().map(ToString::to_string),
+        fix: reason.and_then(|reason| remedy(&reason, &telemetry)),
     };
-    (status, [(header::CONTENT_TYPE, "application/json")], format!("{}\n", printable(&line.to_string())))
-        .into_response()
+    let line = serde_json::to_string(&readiness).unwrap_or_default();
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{}\n", printable(&line))).into_response()
 }
 
-/// The reason for which the relay that serves `/metrics` at `addr` accepts no event; `None` if intake is open.
+/// The answer of `/readyz`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Readiness {
+    pub(crate) ready: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) detail: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fix: Option<String>,
+}
+
+/// What a relay says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RelayAnswer {
+    pub(crate) readiness: Readiness,
+    /// The reason for which it accepts no event; `None` if intake is open.
+    pub(crate) intake_closed: Option<IntakeClosed>,
+}
+
+/// Asks the relay of `slot` that serves `/metrics` and `/readyz` at `addr`. One is at work if `is_at_work`.
 ///
 /// # Errors
-/// The reason why that is not known: nobody answers there, or not the relay that is at work on `slot`.
-pub(crate) async fn ask_intake(addr: SocketAddr, slot: &SlotName) -> Result<Option<IntakeClosed>, String> {
-    let asked = async {
-        let request = Request::get(format!("http://{addr}/metrics")).body(Body::empty())?;
-        let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await?;
-        anyhow::Ok(to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await?)
-    };
+/// The reason why nothing is known: nobody answers there, or not the relay that is at work on `slot`.
+pub(crate) async fn ask_relay(addr: SocketAddr, slot: &SlotName, is_at_work: bool) -> Result<RelayAnswer, String> {
+    let asked = async { anyhow::Ok((page_of(addr, "metrics").await?, page_of(addr, "readyz").await?)) };
     let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
     let answer = answer.map_err(|_| format!("no answer from {addr} in {} s", ANSWER_WITHIN.as_secs()))?;
-    let answer = answer.map_err(|error| format!("no answer from {addr}: {error:#}"))?;
-    let text = String::from_utf8_lossy(&answer);
-    if !text.contains(&format!("walrelay_relay_info{{slot=\"{slot}\"")) || !text.contains("walrelay_standing_by 0\n") {
+    let (metrics, readiness) = answer.map_err(|error| format!("no answer from {addr}: {error:#}"))?;
+    let has = |sample: &str| metrics.contains(&format!("{sample} 1\n"));
+    let is_of_slot = metrics.contains(&format!("walrelay_relay_info{{slot=\"{slot}\""));
+    // Where a relay is at work, one without Postgres is another.
+    let is_it = is_of_slot && !has("walrelay_standing_by");
+    if !is_it || is_at_work && !has("walrelay_connection_state{side=\"postgres\"}") {
         return Err(format!("{addr} is not the address of the relay at work on slot {slot}"));
     }
-    let is_it = |why: &&IntakeClosed| text.contains(&format!("{} 1\n", why.sample()));
-    Ok(IntakeClosed::value_variants().iter().find(is_it).copied())
+    let readiness = serde_json::from_str(&readiness).map_err(|error| format!("no answer from {addr}: {error}"))?;
+    let closed = IntakeClosed::value_variants().iter().find(|why| has(&why.sample())).copied();
+    Ok(RelayAnswer { readiness, intake_closed: closed })
+}
+
+async fn page_of(addr: SocketAddr, page: &str) -> anyhow::Result<String> {
+    let request = Request::get(format!("http://{addr}/{page}")).body(Body::empty())?;
+    let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await?;
+    let bytes = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -296,25 +326,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_relay_at_work_on_the_slot_says_why_its_intake_is_closed() {
+    async fn the_relay_at_work_on_the_slot_says_why_it_is_not_ready_and_why_its_intake_is_closed() {
         let server = start(Limits::default()).await;
         let [orders, mail]: [SlotName; 2] = ["orders", "mail"].map(|slot| slot.parse().unwrap());
         let database = ConnInfo::parse(Some("postgres://u@h/d"), &|_| None).unwrap();
         let source = SourceConfig::sample(database, "orders", "p", StreamConfig::default());
         let not_its = Err(format!("{} is not the address of the relay at work on slot orders", server.addr));
-        assert_eq!(ask_intake(server.addr, &orders).await, not_its, "it does not know its slot yet");
+        let ask = |slot| async move { ask_relay(server.addr, slot, true).await };
+        assert_eq!(ask(&orders).await, not_its, "it does not know its slot yet");
         server.telemetry.metrics.relays(&source, "at-least-once");
-        assert_eq!(ask_intake(server.addr, &orders).await, Ok(None));
+        assert_eq!(ask(&orders).await, not_its, "another one has the slot");
+        let starting = ask_relay(server.addr, &orders, false).await.unwrap();
+        assert_eq!(starting.readiness.reason.as_deref(), Some("starting"));
+        Side::ALL.into_iter().for_each(|side| server.telemetry.connected(side, true));
+        server.telemetry.health.report(ToDo::Nothing);
+        let good = Readiness { ready: true, reason: None, detail: None, fix: None };
+        assert_eq!(ask(&orders).await, Ok(RelayAnswer { readiness: good, intake_closed: None }));
         server.telemetry.metrics.intake_closed(Some(IntakeClosed::QueueFull));
-        assert_eq!(ask_intake(server.addr, &orders).await, Ok(Some(IntakeClosed::QueueFull)));
-        assert!(ask_intake(server.addr, &mail).await.is_err());
+        server.telemetry.connected(Side::Kafka, false);
+        let away = ask(&orders).await.unwrap();
+        assert_eq!(away.intake_closed, Some(IntakeClosed::QueueFull));
+        assert_eq!(away.readiness.detail.as_deref(), Some("not connected to kafka"));
+        assert!(away.readiness.fix.unwrap().contains("brokers"));
+        assert!(ask(&mail).await.is_err());
         server.telemetry.standing_by(Some("backend pid 7".to_owned()));
-        assert_eq!(ask_intake(server.addr, &orders).await, not_its);
+        assert_eq!(ask(&orders).await, not_its);
         let silent = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = silent.local_addr().unwrap();
-        assert_eq!(ask_intake(addr, &orders).await, Err(format!("no answer from {addr} in 1 s")));
+        let asked = ask_relay(addr, &orders, true).await;
+        assert_eq!(asked, Err(format!("no answer from {addr} in 1 s")));
         drop(silent);
-        assert!(ask_intake(addr, &orders).await.unwrap_err().starts_with(&format!("no answer from {addr}: ")));
+        let asked = ask_relay(addr, &orders, true).await;
+        assert!(asked.unwrap_err().starts_with(&format!("no answer from {addr}: ")));
     }
 
     #[tokio::test]

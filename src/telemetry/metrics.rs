@@ -39,7 +39,7 @@ use crate::upkeep::parked::{BEHIND, CLASSES};
 const SECONDS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
-/// Instead of a commit time: all events are acked.
+/// Instead of a commit time: all events are acked and written back.
 const NO_COMMIT_TIME: i64 = i64::MIN;
 
 /// The values of `invalidation_reason`.
@@ -86,6 +86,7 @@ metrics! {
     slot_active: OptionalGauge = of_slot, "1 while a relay streams from the slot";
     slot_wal_status: ByLabel<&'static str, Gauge> = of_slot, "1 for the slot's wal_status";
     slot_safe_wal_bytes: OptionalGauge = of_slot, "Bytes that can be written before the slot may be lost";
+    slot_spilled_bytes: OptionalGauge = of_slot, "Bytes that the server wrote to disk to decode large transactions";
     slot_inactive_seconds: OptionalGauge = of_slot, "How long no relay has streamed from the slot";
     slot_invalidated: ByLabel<&'static str, Gauge> = of_slot, "1 for the reason for which the slot is lost";
     pub(crate) clock_difference_seconds: OptionalGauge = of_slot, "By how much the server's clock is ahead of this host's";
@@ -115,6 +116,7 @@ metrics! {
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
     pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as kafka.max_in_flight_bytes counts them";
+    pub(crate) write_back_due_events: Gauge = plain, "Events that are delivered and not written back";
     pub(crate) queue_full: Counter = plain, "Times reading stopped because too much was in flight";
     pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
     pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
@@ -130,6 +132,7 @@ metrics! {
     pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
     pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the ack of its last row";
     outbox_events: ByLabel<String, Counter> = plain, "Events of each outbox that were routed";
+    pub(crate) synchronous_standby: Gauge = plain, "Whether commits of all sessions wait for this relay, as for a standby";
     pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
     commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
@@ -162,6 +165,8 @@ pub struct SlotState {
     pub wal_status: Option<String>,
     /// Bytes that can still be written before the slot may be lost.
     pub safe_wal_bytes: Option<i64>,
+    /// `pg_stat_replication_slots.spill_bytes`: since the statistics were reset.
+    pub spill_bytes: Option<i64>,
     /// The time without a relay, from Postgres 17 on.
     pub inactive_seconds: Option<f64>,
     /// As in `pg_replication_slots`.
@@ -367,6 +372,7 @@ impl Metrics {
         let (lsn, one) = (Lsn::new(1), Some(1));
         let state = SlotState {
             safe_wal_bytes: one,
+            spill_bytes: one,
             inactive_seconds: Some(1.0),
             active: Some(true),
             confirmed_lsn: Some(lsn),
@@ -436,6 +442,7 @@ impl Metrics {
                 .set((state.wal_status.as_deref() == Some(status)).into());
         }
         self.slot_safe_wal_bytes.set(state.safe_wal_bytes.map(|bytes| bytes as f64));
+        self.slot_spilled_bytes.set(state.spill_bytes.map(|bytes| bytes as f64));
         self.slot_inactive_seconds.set(state.inactive_seconds);
         for reason in INVALIDATIONS {
             let is_it = state.invalidation_reason.as_deref() == Some(reason);
@@ -478,6 +485,7 @@ impl Metrics {
         self.received_lsn.set(Lsn::default());
         self.oldest_transaction_seconds.set(0);
         self.oldest_transaction_pid.set(0);
+        self.synchronous_standby.set(0);
     }
 
     /// Another relay is at work: it has the events, and deletes old rows.
@@ -485,6 +493,7 @@ impl Metrics {
         self.set_oldest_unacked_commit(None);
         self.in_flight_events.set(0);
         self.in_flight_bytes.set(0);
+        self.write_back_due_events.set(0);
         self.intake_closed(None);
         self.stored_lsn.set(Lsn::default());
         self.clean_up_success_timestamp_seconds.set(None);
@@ -575,7 +584,8 @@ impl Metrics {
         self.errors.get_or_create(&[(KIND, name_of(&kind))]).inc();
     }
 
-    /// Sets the commit time of the oldest event that is not acked, in Unix microseconds; `None` if all are acked.
+    /// Sets the commit time of the oldest event that is not acked or not written back, in Unix microseconds; `None` if
+    /// there is none.
     pub(crate) fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
         self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
     }
@@ -590,8 +600,8 @@ impl Metrics {
         self.server_wal_end()?.checked_sub(self.slot_restart_lsn.bytes()?).or(Some(0))
     }
 
-    /// Seconds from the commit of the oldest event that is not acked to `now_us` (Unix microseconds); 0 if all are
-    /// acked.
+    /// Seconds from the commit of the oldest event that is not acked or not written back to `now_us` (Unix
+    /// microseconds); 0 if there is none.
     pub fn lag_seconds(&self, now_us: i64) -> f64 {
         match self.oldest_unacked_commit_us.load(Ordering::Relaxed) {
             NO_COMMIT_TIME => 0.0,

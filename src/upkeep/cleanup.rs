@@ -11,6 +11,7 @@ use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
+use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::source::preflight::system_identifier;
@@ -81,6 +82,22 @@ impl Sweeper {
         !self.table.column(&self.time).is_some_and(|column| column.leads_index)
     }
 
+    /// The remedy for a batch that takes too long.
+    fn too_slow(&self) -> Remedy {
+        if self.reads_all() {
+            let time = quoted_name(&self.time);
+            return format!("create an index that begins with {time}: without it, each batch reads the whole table")
+                .into();
+        }
+        if self.table.is_partitioned() {
+            return Remedy::from(
+                "let the table's owner clean up, and give the table no default partition: old partitions are then \
+                 dropped whole",
+            );
+        }
+        Remedy::from("delete fewer rows at a time: ").and(NextCommand::new("cleanup").option("batch-rows", 100))
+    }
+
     fn is_old(&self) -> Result<String> {
         let (time, before) = (quote_ident(&self.time)?, quote_literal(&self.before)?);
         Ok(format!("{time} < {before}::timestamptz::{}", self.time_type))
@@ -129,12 +146,14 @@ impl Sweeper {
         let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
         let is_pending = matches!(self.basis, Basis::Pending(_));
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
+            ("42501", _) if is_about_policy(error) => error.clone().remedy(sees_all_rows(&role)),
             ("42501", _) => Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
                 "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; (update, because \
                  rows are locked first)",
                 quote_table(name).unwrap_or_else(|_| name.to_string())
             )),
             ("42P01" | "3F000", _) => Error::new(Kind::Publication, error.cause()),
+            ("55P03", _) => error.clone().remedy("see in pg_stat_activity who holds a lock on the table for long"),
             (_, "22") if is_pending => {
                 let cause = format!("while {doing}: outbox.pending does not work out for a row (SQLSTATE {sqlstate})");
                 Error::new(Kind::Config, cause).remedy("try the condition in a query of such rows")
@@ -170,6 +189,9 @@ pub(crate) async fn sweep(
     let row = loop {
         match bounded(&doing, ANSWER_TIMEOUT, client.query_one(&sql, &[])).await {
             Ok(row) => break row,
+            Err(failed) if is_too_slow(client, &failed) => {
+                return Err(failed.error().clone().remedy(sweeper.too_slow()));
+            }
             Err(failed) if failed.is_passing() && attempt < ATTEMPTS => {
                 attempt += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -180,6 +202,14 @@ pub(crate) async fn sweep(
     failpoint::reached("swept");
     let number = |column: usize| row.try_get::<_, i64>(column).map(i64::unsigned_abs).unwrap_or_default();
     Ok(Swept { found: number(0), deleted: number(1), last: row.try_get(2).unwrap_or_default() })
+}
+
+/// Whether a time limit ended the statement, which would take as long the next time.
+fn is_too_slow(client: &Client, failed: &QueryError) -> bool {
+    match failed {
+        QueryError::Broken(_) => !client.is_closed(),
+        QueryError::Refused { .. } | QueryError::ShuttingDown(_) => failed.sqlstate() == Some("57014"),
+    }
 }
 
 /// Locks rows first, by `ctid`: Postgres checks the condition again after the lock, and the delete does not find a row that changed.

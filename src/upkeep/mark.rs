@@ -58,6 +58,8 @@ pub struct Batch {
     pub failed: Vec<(RowId, Failure)>,
     /// Events to park.
     pub parked: Vec<Arc<ParkedEvent>>,
+    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that it has no slot for.
+    pub on_standbys: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
@@ -126,8 +128,17 @@ struct Outcome<'a> {
 impl Marker {
     /// Opens a marker for the outboxes of this configuration; see [`Marker::connect`].
     pub async fn of(config: &Config) -> Result<Option<Marker>> {
-        let source = &config.source;
-        Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
+        Marker::with(config, Parking::of(config)).await
+    }
+
+    /// As [`Marker::of`], with another parking.
+    pub(crate) async fn with(config: &Config, parking: Parking) -> Result<Option<Marker>> {
+        let Config { source, outboxes, .. } = config;
+        if !writes_any(outboxes, parking) {
+            return Ok(None);
+        }
+        let session = super::connect(source, &session_name(&source.slot)).await?;
+        Marker::open(session, &source.slot, outboxes, parking).await.map(Some)
     }
 
     /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and there is one attempt.
@@ -155,36 +166,40 @@ impl Marker {
         outboxes: &[OutboxConfig],
         parking: Parking,
     ) -> Result<Option<Marker>> {
-        let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes_any();
-        if outboxes.iter().find(writes).is_none() && parking == Parking::Off {
+        if !writes_any(outboxes, parking) {
             return Ok(None);
         }
-        let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
+        let session = SqlSession::connect(database, &session_name(slot)).await?;
+        Marker::open(session, slot, outboxes, parking).await.map(Some)
+    }
+
+    async fn open(session: SqlSession, slot: &SlotName, outboxes: &[OutboxConfig], parking: Parking) -> Result<Marker> {
         let client = session.client();
         bound(client).await?;
         let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
-            writers.push(match outbox.source.table().filter(|_| writes(&outbox)) {
+            writers.push(match outbox.source.table().filter(|_| outbox.upkeep.writes_any()) {
                 Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
                 None => None,
             });
         }
-        Ok(Some(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) }))
+        Ok(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) })
     }
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
     ///
-    /// Durable when it returns, whatever `synchronous_commit` is. Missing rows are no error, nor are rows of outboxes
+    /// Durable on this server when it returns. Missing rows are no error, nor are rows of outboxes
     /// without writes. A row whose key or id has changed since is not written. A transaction that locks of other
     /// sessions block is tried again for at most some twenty seconds; [`Marker::impatient`] does not try again. After
     /// an error nothing was written, unless the connection broke during the commit; a repetition is safe as far as the
     /// assignments are. Safe to cancel: the next call, or the server after a minute, ends an open transaction.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] where other sessions kept their locks, and for a lost connection: connect again.
-    /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
-    /// [`Kind::Config`] where a constraint or trigger of the table rejects the mark.
+    /// [`Kind::PostgresUnwritable`] where the server refuses the write, or other sessions kept their locks; once that
+    /// is mended, a repetition succeeds. [`Kind::PostgresUnreachable`] for a lost connection, and where the table
+    /// changed: connect again. [`Kind::Event`] for an id that is not UTF-8; [`Kind::Config`] where the mark leaves
+    /// rows pending.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
         let parts = self.parts(batch);
         let moves = !batch.parked.is_empty() || !batch.unparked.is_empty() || !batch.failed_again.is_empty();
@@ -198,11 +213,11 @@ impl Marker {
             let failed = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
                 Err(failed) if failed.is_passing() => failed,
-                Err(failed) => return Err(failed.into()),
+                Err(failed) => return Err(failed.of_write().into()),
             };
             if attempt == self.attempts {
                 let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                return Err(Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
+                return Err(Error::new(Kind::PostgresUnwritable, format!("{}{times}", failed.error().cause()))
                     .remedy("see in pg_stat_activity who holds locks on these rows for long"));
             }
             tracing::debug!(attempt, error = %failed.error(), "another session was in the way; trying again");
@@ -364,10 +379,12 @@ impl Marker {
     }
 
     async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
-        // Overrides the settings of role, database and server, and of a session from a pooler.
-        const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
         let client = self.session.client();
-        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN)).await?;
+        let begin = match batch.on_standbys {
+            true => "begin isolation level read committed; set local synchronous_commit = on",
+            false => "begin isolation level read committed",
+        };
+        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(begin)).await?;
         let mut count = 0;
         for part in parts {
             count += part.write(client).await?;
@@ -393,6 +410,14 @@ impl Marker {
         }
         Ok(())
     }
+}
+
+fn writes_any(outboxes: &[OutboxConfig], parking: Parking) -> bool {
+    parking != Parking::Off || outboxes.iter().any(|outbox| outbox.upkeep.writes_any())
+}
+
+fn session_name(slot: &SlotName) -> String {
+    format!("walrelay {slot} upkeep")
 }
 
 /// The writes of one statement to rows of outbox `index`.

@@ -6,12 +6,14 @@
 //! | [`cleanup`] | which rows are published; old ones are deleted in batches, or with their partitions |
 //! | `writer` | the statements for marks and deletes |
 //! | [`parked`] | the table of parked events |
+//! | `owners` | whose code runs in the sessions that write |
 //!
 //! None of these writes becomes an event: updates and deletes are no events, even if the publication publishes them.
 //! Only an update that moves a row to another partition would become one; it is refused at start.
 
 pub mod cleanup;
 pub mod mark;
+pub(crate) mod owners;
 pub mod parked;
 pub(crate) mod writer;
 
@@ -22,14 +24,42 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use crate::error::Result;
-use crate::postgres::query::bounded;
+use crate::config::SourceConfig;
+use crate::conninfo::ConnInfo;
+use crate::error::{Error, Kind, Result};
+use crate::postgres::query::{bounded, one_text};
+use crate::postgres::sql::SqlSession;
 
 /// The server's limit for one statement, which writes some thousand rows at most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The limit for one answer. Longer than the server's own, which does not bound a commit that waits for a standby.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Opens the session for writes to rows: that of `[upkeep] database`, if it is set.
+/// Errors: [`Kind::PostgresUnreachable`] where that is another server or database than the relay's, as for a moment
+/// during a failover: rows of another server must not be marked.
+pub(crate) async fn connect(source: &SourceConfig, name: &str) -> Result<SqlSession> {
+    connect_as(&source.database, source.upkeep.as_ref(), name).await
+}
+
+pub(crate) async fn connect_as(database: &ConnInfo, upkeep: Option<&ConnInfo>, name: &str) -> Result<SqlSession> {
+    let Some(upkeep) = upkeep else { return SqlSession::connect(database, name).await };
+    let (session, own) = (SqlSession::connect(upkeep, name).await?, SqlSession::connect(database, name).await?);
+    if place(session.client()).await? == place(own.client()).await? {
+        return Ok(session);
+    }
+    let cause = "upkeep.database and database.url lead to two servers or databases: no row is written";
+    Err(Error::new(Kind::PostgresUnreachable, cause)
+        .remedy("name the same hosts and the same database in both, with target_session_attrs=read-write"))
+}
+
+/// Names the database and the server, by its start.
+async fn place(client: &Client) -> Result<Option<String>> {
+    const SQL: &str =
+        "select pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), pg_catalog.current_database())";
+    Ok(one_text(client, "asking which server this is", SQL, &[]).await?)
+}
 
 /// Sets lock and statement timeouts, so that upkeep neither waits long for other sessions nor blocks them for long.
 pub(crate) async fn bound(client: &Client) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::config::name::{Piece, pieces};
 use crate::config::{OutboxConfig, TableName, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
+use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::ANSWER_TIMEOUT;
@@ -237,6 +238,7 @@ impl Writer {
         let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
         let name = quote_table(table).unwrap_or_else(|_| table.to_string());
         match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
+            ("42501", ..) if is_about_policy(error) => error.clone().remedy(sees_all_rows(role)),
             ("42501", ..) => {
                 let verb = if key.is_some() { "update" } else { "delete" };
                 Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(

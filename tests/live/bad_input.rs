@@ -217,28 +217,48 @@ fn a_table_or_publication_with_a_fault_is_refused_at_start() {
 #[test]
 fn text_that_is_not_utf_8_stops_the_relay_for_every_mapping() {
     let postgres = Postgres::shared();
-    let world = World::bare(postgres, Kafka::shared().brokers());
-    // The one encoding in which a server takes any bytes for text.
-    let name = &world.name;
-    postgres.sql().run(&format!("drop database {name}"));
-    postgres
-        .sql()
-        .run(&format!("create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'"));
-    let sql = world.sql();
-    sql.run("create table outbox (id text, topic text, key text, body text, meta text)");
-    setup(&world);
-    let insert = |id: &str, meta: &str| {
-        let topic = world.topic(0);
-        sql.run(&format!("insert into outbox values ('{id}', '{topic}', 'größe', 'b', {meta})"));
-    };
-    insert("good", "'größe'");
-    insert("bad", "E'm\\xff'");
-    // It is the server that refuses, and it names neither row nor place.
-    let relay = world.run().config_file(&config("", "headers.meta = \"{meta}\"", "")).start();
-    let (slot, waits) = (format!("slot {name}"), format!("shows what waits in slot {name}"));
-    assert_ends(relay, EVENT, &[&slot, "invalid byte sequence for encoding", &waits]);
-    let records = world.records(0);
-    assert_eq!((records.len(), records[0].key_text(), records[0].header("meta")), (1, "größe".into(), "größe".into()));
+    // The one encoding in which a server takes any bytes for text, and one with a byte that is no character.
+    for (encoding, bad, said) in [
+        ("SQL_ASCII", "E'm\\xff'", "invalid byte sequence for encoding"),
+        ("WIN1252", "chr(129)", "has no equivalent in encoding"),
+    ] {
+        let world = World::bare(postgres, Kafka::shared().brokers());
+        let name = &world.name;
+        postgres.sql().run(&format!("drop database {name}"));
+        postgres.sql().run(&format!(
+            "create database {name} template template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
+        ));
+        let sql = world.sql();
+        sql.run("create table outbox (id text, topic text, key text, body text, meta text)");
+        setup(&world);
+        let insert = |id: &str, meta: &str| {
+            let topic = world.topic(0);
+            sql.run(&format!("insert into outbox values ('{id}', '{topic}', 'größe', 'b', {meta})"));
+        };
+        insert("good", "'größe'");
+        insert("bad", bad);
+        insert("behind", "'größe'");
+        // It is the server that refuses, and it names neither row nor place.
+        let run = world.run().config_file(&config("", "headers.meta = \"{meta}\"", ""));
+        let mut relay = run.start();
+        assert_eq!(relay.wait_exit(EXIT), Some(EVENT), "{}", relay.log());
+        let log = relay.log();
+        let (error, remedy) = last_words(&log);
+        assert!(error.contains(said) && error.contains("in the transaction at "), "{error}");
+        let records = world.records(0);
+        assert_eq!(
+            (records.len(), records[0].key_text(), records[0].header("meta")),
+            (1, "größe".into(), "größe".into())
+        );
+        // And its remedy.
+        let (_, statement) = remedy.split_once("stop the relay, ").unwrap();
+        let (statement, _) = statement.split_once(", and start once with --adopt-slot").unwrap();
+        sql.run(statement);
+        let mut relay = run.flag("--adopt-slot").start();
+        let arrived = || world.records(0).len();
+        eventually("what is behind it arrives", EXIT, arrived, |count| *count == 2);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
 }
 
 #[test]

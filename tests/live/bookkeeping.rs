@@ -5,7 +5,9 @@
 mod backlog;
 mod crashes;
 mod failed;
+mod owners;
 mod polling;
+mod refused;
 mod runbook;
 mod slot;
 

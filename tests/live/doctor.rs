@@ -102,6 +102,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
         "wal-retention",
         "standby-slots",
         "publication",
+        "synchronous",
         "clock",
         "recovery",
         "rows",
@@ -119,7 +120,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     assert_eq!(checks.code, 0);
     let table = doctor.succeed();
     let columns: BTreeSet<_> = table.lines().filter_map(|line| line.find("  topic-rights")).collect();
-    assert!(columns.len() == 1 && table.ends_with("21 ok, 0 warnings, 0 wrong\n"), "{table}");
+    assert!(columns.len() == 1 && table.ends_with("22 ok, 0 warnings, 0 wrong\n"), "{table}");
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
 
     // The slot is lost.
@@ -188,6 +189,11 @@ fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_
     checks.has("wal-retention", "ok", "MB of WAL behind", "");
     let setting = format!("synchronized_standby_slots = '{STANDBY_SLOT}'; -- delivery then waits");
     each_line(&checks.has("standby-slots", "warning", "synchronized_standby_slots is empty", &setting));
+    eventually("the setting is in force", ARRIVAL, || Checks::of(&doctor(&world)), |checks| checks.code == 0);
+    // A slot without a standby holds all events back.
+    primary.alter("synchronized_standby_slots", &format!("{STANDBY_SLOT}, abandoned"));
+    let fix = Checks::of(&doctor(&world)).has("standby-slots", "warning", "abandoned, from which no standby", &setting);
+    each_line(&fix);
     eventually("the setting is in force", ARRIVAL, || Checks::of(&doctor(&world)), |checks| checks.code == 0);
 }
 
@@ -260,6 +266,49 @@ fn each_fault_of_postgres_and_of_a_record_is_named_with_its_remedy() {
     assert_eq!(checks.code, 10);
     let checks = Checks::of(&doctor(&world).option("--brokers", &nobody));
     assert_eq!(checks.code, 30, "{:#?}", checks.all);
+}
+
+#[test]
+fn each_statement_of_doctor_mends_what_it_is_printed_for() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    let publication = format!("walrelay_{}", world.name);
+    let doctor = doctor(&world);
+    for (breaks, check, state, found) in [
+        ("alter publication $p set (publish = 'update')", "publication", "wrong", "without inserts"),
+        ("alter publication $p drop table outbox", "publication", "wrong", "is not in publication"),
+        ("alter publication $p set table outbox where (id is not null)", "publication", "wrong", "filters rows"),
+        ("alter publication $p set table outbox (id, type)", "table", "wrong", "publishes only (id, type)"),
+        ("alter table outbox set unlogged", "table", "wrong", "is unlogged"),
+        (
+            "drop publication $p; create publication $p for all tables",
+            "publication",
+            "warning",
+            "without a primary key or replica identity fails in the application",
+        ),
+        (
+            "alter table outbox alter column payload type oid using lo_from_bytea(0, convert_to(payload::text, 'UTF8'))",
+            "table",
+            "wrong",
+            "is of type oid",
+        ),
+        (
+            "alter table outbox alter column payload type text using lo_from_bytea(0, payload)::text",
+            "rows",
+            "warning",
+            "has the numbers of large objects",
+        ),
+    ] {
+        sql.run(&breaks.replace("$p", &publication));
+        let fix = Checks::of(&doctor).has(check, state, found, "");
+        sql.run(fix.split("; -- ").next().unwrap());
+        let checks = Checks::of(&doctor);
+        let is_it = |it: &&Value| it["found"].as_str().unwrap().contains(found);
+        assert!(!checks.all.iter().any(|it| is_it(&it)), "{fix} does not mend {breaks}: {:#?}", checks.all);
+    }
+    assert_eq!(sql.text("select payload::jsonb ->> 'v' is not null from outbox"), "true");
 }
 
 #[test]

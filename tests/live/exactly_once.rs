@@ -39,7 +39,7 @@ fn exactly_once_delivers_each_event_once_across_a_restart() {
     let mut first = relay(&world);
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);
-    let status = world.command("status").flag("--json").output().stdout;
+    let status = first.asked_by(world.command("status")).flag("--json").output().stdout;
     let status: serde_json::Value = serde_json::from_slice(&status).unwrap();
     assert_eq!(status["guarantee"], "exactly-once", "{status}");
     assert_eq!(first.terminate(EXIT), Some(0), "{}", first.log());

@@ -3,15 +3,15 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
-use std::time::Duration;
 
 use walrelay::position::Lsn;
 
+use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::postgres::STANDBY_SLOT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{eventually, throughout};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -130,7 +130,35 @@ fn follow(major: u32) {
     eprintln!("switch-over on {major}: {} copies", findings.duplicates);
     let repeated = repeated(&pair.world);
     assert!(repeated.iter().all(|lsn| *lsn >= stored), "stored up to {stored}, and sent again: {repeated:?}");
+    if major == 17 {
+        fail_back(&pair, &relay);
+    }
     assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+/// The old primary comes back as a standby, with its own slot, and is promoted again.
+fn fail_back(pair: &Pair, relay: &Relay) {
+    let world = &pair.world;
+    pair.primary.rejoin(&pair.standby);
+    let doctor = world.command("doctor").option("--brokers", &world.brokers);
+    let fix = Checks::of(&doctor).has("standby-slots", "warning", "is its own and no copy", "pg_drop_replication_slot");
+    pair.primary.sql().run(&fix);
+    let copies = format!(
+        "select count(*) from pg_replication_slots where slot_name = '{}' and synced and not temporary",
+        world.name
+    );
+    let look = || {
+        world.emit(&world.sql(), "until it is copied");
+        pair.standby.sql().run("select pg_log_standby_snapshot()");
+        pair.primary.sql().number(&copies)
+    };
+    eventually("the old primary has a copy of the slot", EXIT, look, |copies| *copies == 1);
+    Checks::of(&doctor).has("standby-slots", "ok", "survives a promotion", "");
+    pair.standby.stop_fast(EXIT);
+    pair.primary.promote();
+    world.emit(&world.sql(), "after the second");
+    world.assert_all_delivered();
+    assert!(!relay.log().contains("no longer in the database"), "{}", relay.log());
 }
 
 #[test]
@@ -199,7 +227,8 @@ fn with_synchronized_standby_slots_no_event_is_delivered_that_the_standby_lacks(
     let world = &pair.world;
     pair.primary.alter("synchronized_standby_slots", STANDBY_SLOT);
     // Waiting for the standby is not silence: with a short timeout that would show within the time allowed for it.
-    let mut relay = world.run().config_file("[slot]\nwal_sender_timeout = \"2s\"\n").start();
+    let mut relay =
+        world.run().config_file("[slot]\nwal_sender_timeout = \"2s\"\n[http]\nready_within = \"1s\"\n").start();
     relay.wait_ready();
     pair.wait_slot_is_copied();
     world.assert_all_delivered();
@@ -210,7 +239,12 @@ fn with_synchronized_standby_slots_no_event_is_delivered_that_the_standby_lacks(
     for number in 0..5 {
         world.emit(&primary, &format!("gone {number}"));
     }
-    throughout("the standby does not have it", Duration::from_secs(3), || world.delivered() == delivered);
+    let readiness = || relay.readiness().map(|(_, reason)| reason).unwrap_or_default();
+    eventually("the wait is no health", ARRIVAL, readiness, |reason| reason.contains("wal_not_sent"));
+    assert!(relay.metric("walrelay_lag_seconds").is_some_and(|lag| lag > 1.0), "{}", relay.metrics());
+    assert_eq!(world.delivered(), delivered, "the standby does not have it");
+    let checks = Checks::of(&world.command("doctor").option("--brokers", &world.brokers));
+    checks.has("standby-slots", "warning", STANDBY_SLOT, "alter system set synchronized_standby_slots = ''; ");
     let log = relay.log();
     assert!(relay.process.exited().is_none() && !log.contains("interrupted"), "waiting was taken for a fault:\n{log}");
     assert_eq!(log.matches("until a standby has them").count(), 1, "the wait is to be told, once:\n{log}");

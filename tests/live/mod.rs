@@ -22,6 +22,7 @@ mod given_up;
 mod idle;
 mod memory;
 mod nagios;
+mod neighbours;
 mod operations;
 mod order;
 mod otel;

@@ -38,7 +38,7 @@ fn a_nagios_check_names_the_state_of_the_slot_on_one_line() {
     let sql = world.sql();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
-    let (code, line) = checked(&status.clone().option("--max-lag-bytes", "1GiB"));
+    let (code, line) = checked(&relay.asked_by(status.clone()).option("--max-lag-bytes", "1GiB"));
     assert_eq!(code, 0, "{line}");
     assert!(line.starts_with(&format!("WALRELAY OK - slot {}: streaming, lag ", world.name)), "{line}");
     assert!(line.contains("B;1073741824;;0"), "{line}");

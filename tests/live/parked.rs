@@ -315,7 +315,7 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     eprintln!("{text}");
     assert!(text.contains("on request") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
 
-    let status = world.command("status");
+    let status = relay.asked_by(world.command("status"));
     let json: Value = serde_json::from_str(&status.clone().flag("--json").succeed()).expect("a report");
     assert!(json["parked_events"] == 6 && json["oldest_parked_seconds"].is_number(), "{json}");
     assert!(status.succeed().contains("6 events, the oldest for "), "{}", status.succeed());

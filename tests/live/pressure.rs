@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Conditions, Proxy, Way};
-use crate::support::relay::Relay;
+use crate::support::relay::{Relay, told};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::wait::{eventually, throughout};
@@ -43,12 +43,21 @@ fn frozen(kafka: &Kafka) -> Thawed {
     throughout("the same connection lives", Duration::from_secs(15), || world.walsender() == walsender);
     let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
     eventually("intake is closed, and the reason is said", ARRIVAL, closed, |closed| *closed == Some(1.0));
-    let listen = format!("http.listen='127.0.0.1:{}'", relay.port);
-    let status = world.command("status").option("--set", &listen).flag("--json").succeed();
-    assert!(
-        status.contains("\"intake\":\"closed\",\"intake_detail\":\"kafka.max_in_flight_bytes is reached\""),
-        "{status}"
-    );
+    let status = relay.asked_by(world.command("status"));
+    let judged = status.clone().flag("--json").output();
+    let (code, report) = (judged.status.code(), String::from_utf8_lossy(&judged.stdout).into_owned());
+    for part in [
+        "\"ready\":false,\"ready_detail\":\"not connected to kafka\"",
+        "\"intake\":\"closed\",\"intake_detail\":\"kafka.max_in_flight_bytes is reached\"",
+        "the relay is not ready: not connected to kafka",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    assert_eq!(code, Some(1), "{report}");
+    let (remedy, nagios) = (told(&judged.stderr), status.flag("--nagios").output());
+    assert!(remedy.contains("check that the brokers run"), "{remedy}");
+    let line = String::from_utf8_lossy(&nagios.stdout).into_owned();
+    assert!(nagios.status.code() == Some(2) && line.contains("not connected to kafka"), "{line}");
     let held = world.confirmed();
     assert!(held < world.wal());
     kafka.thaw();
@@ -161,10 +170,11 @@ fn status_reports_a_growing_and_a_recovered_lag() {
     assert_eq!(stuck.status.code(), Some(1));
     let report: serde_json::Value = serde_json::from_slice(&stuck.stdout).expect("a report");
     assert!(report["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0), "{report}");
-    let once: serde_json::Value =
-        serde_json::from_str(&world.command("status").flag("--json").succeed()).expect("a report");
+    assert_eq!(report["intake_detail"], "http.listen is not set, so the relay cannot be asked");
+    let once = relay.asked_by(world.command("status")).flag("--json").output();
+    let once: serde_json::Value = serde_json::from_slice(&once.stdout).expect("a report");
     assert!(once["lag_seconds"].is_null(), "one look cannot know: {once}");
-    assert_eq!(once["intake_detail"], "http.listen is not set, so the relay cannot be asked");
+    assert_eq!(once["judged_by"], "the relay's own readiness");
 
     proxy.resume();
     world.wait_confirmed(ARRIVAL);

@@ -6,6 +6,7 @@ mod hostile;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
@@ -252,6 +253,45 @@ fn a_backlog_is_published_whole_in_part_or_not() {
         assert_eq!(relay.terminate(EXIT), Some(0));
         assert_eq!(world.delivered(), copies_of + 1);
     }
+}
+
+/// CRC-32C, as Postgres computes it.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+    !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+/// Takes the confirmed LSN out of the state of the world's slot, on a server that is stopped.
+fn forget_confirmed(postgres: &Postgres, slot: &str) {
+    let path = postgres.data().join("pg_replslot").join(slot).join("state");
+    let mut state = std::fs::read(&path).expect("the state of the slot");
+    // Behind the head of 16 bytes: the name, database, persistence, two xids, the restart LSN, the cause of a loss.
+    state[112..120].fill(0);
+    let crc = crc32c(&state[8..]);
+    state[4..8].copy_from_slice(&crc.to_le_bytes());
+    std::fs::write(&path, state).expect("the state of the slot");
+}
+
+#[test]
+fn a_slot_without_a_confirmed_lsn_is_replaced_as_a_lost_one() {
+    let postgres = Postgres::private(17, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    world.emit(&world.sql(), "a");
+    postgres.stop_fast(EXIT);
+    forget_confirmed(&postgres, &world.name);
+    postgres.start();
+    assert_eq!(world.slot("confirmed_flush_lsn is null"), "true");
+
+    let checks = Checks::of(&world.command("doctor").option("--brokers", &world.brokers));
+    checks.has("slot", "warning", "is lost (it has no confirmed LSN)", "recreates it");
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
 }
 
 #[test]

@@ -77,6 +77,65 @@ fn a_dropped_table_is_repaired_by_its_remedy() {
     assert_eq!(world.assert_all_delivered().duplicates, 0);
 }
 
+/// The words of the command between backticks after `lead`, as a shell reads them.
+#[track_caller]
+fn command_after(remedy: &str, lead: &str) -> RelayCommand {
+    let (_, rest) = remedy.split_once(&format!("{lead}`walrelay ")).unwrap_or_else(|| panic!("{remedy}"));
+    let line = rest.split('`').next().unwrap();
+    let mut words = vec![String::new()];
+    let mut is_quoted = false;
+    for char in line.chars() {
+        match char {
+            '\'' => is_quoted = !is_quoted,
+            ' ' if !is_quoted => words.push(String::new()),
+            _ => words.last_mut().unwrap().push(char),
+        }
+    }
+    let mut words = words.iter();
+    let command = RelayCommand::new(words.next().unwrap());
+    words.fold(command, |command, word| command.flag(word))
+}
+
+#[test]
+fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
+    // No topic; and more than the producer sends.
+    for (mode, kind, payload, code) in
+        [("slot", "null", "'{}'", 20), ("poll", "$1", "to_jsonb(repeat('x', 2000000))", 21)]
+    {
+        let world = World::keeping();
+        let sql = world.sql();
+        sql.run("alter table outbox add published_at timestamptz");
+        world.setup();
+        let file = "[outbox]\nmark = \"published_at = now()\"\npending = \"published_at is null\"\n";
+        let run = world.run().config_file(file).option("--mode", mode).option("--backlog", "pending");
+        let kind = kind.replace("$1", &format!("'{}'", world.kind(0)));
+        let insert = format!(
+            "insert into outbox (id, aggregatetype, aggregateid, type, payload)
+             values (gen_random_uuid(), {kind}, 'bad', 'Bad', {payload}) returning id::text"
+        );
+        world.emit(&sql, "a");
+        let bad: String = sql.rows(&insert, &[])[0].get(0);
+        world.emit(&sql, "a");
+        let (error, remedy) = refused(&run, code);
+        assert!(error.contains(&bad), "{error}");
+        let mut relay = command_after(&remedy, "start the relay once as ").start();
+        eventually("it is given up", ARRIVAL, || relay.log(), |log| log.contains("event_given_up"));
+        let log = relay.log();
+        let again = format!("walrelay replay --slot {} --id {bad}", world.name);
+        assert!(log.contains(&again) && !log.contains("nothing was skipped"), "{log}");
+        world.assert_all_good_delivered();
+        let open = || sql.number("select count(*) from outbox where published_at is null");
+        eventually("no row is pending", ARRIVAL, open, |open| *open == 0);
+        assert_eq!(relay.terminate(ARRIVAL), Some(0));
+        // And it does not come again.
+        let mut relay = run.start();
+        relay.wait_ready();
+        world.emit(&sql, "a");
+        world.assert_all_good_delivered();
+        assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+    }
+}
+
 #[test]
 fn a_missing_slot_and_publication_are_repaired_by_their_remedy() {
     let world = World::keeping();

@@ -64,7 +64,7 @@ fn a_stand_by_waits_for_the_slot_and_takes_over() {
         assert!(body.contains(word), "{word} is not in {body}");
     }
     let report: serde_json::Value =
-        serde_json::from_str(&world.command("status").flag("--json").succeed()).expect("a report");
+        serde_json::from_str(&one.relay.asked_by(world.command("status")).flag("--json").succeed()).expect("a report");
     assert_eq!(report["pid"].as_i64(), Some(walsender));
     assert_eq!(report["guarantee"], "at-least-once");
     assert_eq!(report["stand_by_pids"].as_array().map(Vec::len), Some(1), "{report}");

@@ -227,6 +227,11 @@ impl Relay {
         self.get("/readyz")
     }
 
+    /// `command` with the address of this relay.
+    pub(crate) fn asked_by(&self, command: RelayCommand) -> RelayCommand {
+        command.option("--set", &format!("http.listen='127.0.0.1:{}'", self.port))
+    }
+
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {
         self.process.wait_exit(deadline).code()

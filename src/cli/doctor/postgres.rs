@@ -11,19 +11,20 @@ use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::unit::human_bytes;
-use crate::config::{Config, OutboxConfig};
-use crate::error::{NextCommand, Remedy, Result};
+use crate::config::{Config, OnError, OutboxConfig, SourceConfig};
+use crate::error::{Error, NextCommand, Remedy, Result};
 use crate::poll::table_facts;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::quote_ident;
+use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::route::Record;
 use crate::sink::kafka::record_bytes;
-use crate::source::preflight::{Facts, Finding, Slot, inspect, judge_server, survey};
+use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, survey};
 use crate::source::row_key;
 use crate::state;
+use crate::upkeep::owners;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
@@ -100,6 +101,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
             }
         }
     }
+    copies(report, config, &facts).await;
     clock(report, &session).await;
     let mut upkeep_is_open = has_row_keys;
     let tables = named.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)));
@@ -112,16 +114,27 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         }
         let Ok(Some(table)) = Table::read(session.client(), name).await else { continue };
         if is_readable {
-            rows(report, &session, &Sampled { outbox, name, table: &table }, &mut seen).await;
+            let sampled = Sampled { outbox, name, table: &table };
+            rows(report, &session, &sampled, config.delivery.on_error, &mut seen).await;
         }
     }
     if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
         report.judged("upkeep", "", upkeep(&session, &named).await, fits);
     }
+    owned(report, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
     seen.place = Some(Place { session, facts });
     seen
+}
+
+/// Whether code of others runs in the sessions that write.
+async fn owned(report: &mut Report<'_>, session: &SqlSession, config: &Config) {
+    const CHECK: &str = "owners";
+    match owners::risks(session.client(), config).await {
+        Ok(risks) => risks.iter().for_each(|risk| report.risk(CHECK, "", risk)),
+        Err(error) => report.risk(CHECK, "", &error),
+    }
 }
 
 /// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.
@@ -164,6 +177,10 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
         };
         report.finding(finding, fits);
     }
+    match facts.synchronous.names_relay(&source.slot) {
+        true => report.wrong("synchronous", &source.slot, &facts.synchronous.fault(&source.slot)),
+        false => report.ok("synchronous", &source.slot, "no commit waits for the relay"),
+    }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         report.warning("wal-retention", &source.slot, news, Some(fix));
@@ -177,6 +194,36 @@ async fn clock(report: &mut Report<'_>, session: &SqlSession) {
             Some(fault) => report.risk("clock", "", &fault),
         },
         Err(error) => report.wrong("clock", "", &error),
+    }
+}
+
+/// Judges the copies of the slot, where the configuration names several servers.
+async fn copies(report: &mut Report<'_>, config: &Config, facts: &Facts) {
+    const CHECK: &str = "standby-slots";
+    if facts.slot.as_ref().is_none_or(|slot| slot.failover != Some(true)) {
+        return;
+    }
+    let SourceConfig { database, slot, .. } = &config.source;
+    let servers = database.targets.iter().map(|target| database.only(target));
+    for server in servers.filter(|_| database.targets.len() > 1) {
+        let found = async {
+            let session = SqlSession::connect(&server, "walrelay doctor").await?;
+            let is_standby = preflight::server(session.client()).await?.in_recovery;
+            Ok((is_standby, preflight::slot(session.client(), slot).await?))
+        };
+        let subject = server.describe();
+        match found.await {
+            Err(error) => {
+                let error: Error = error;
+                report.risk(CHECK, subject, &error.about(format_args!("the copy of slot {slot} is not known")));
+            }
+            Ok((false, _)) => {}
+            Ok((true, copy)) => {
+                let warnings: Vec<_> = copy_fault(copy.as_ref(), slot).into_iter().collect();
+                let fits = "the copy of the slot survives a promotion";
+                report.finding(Finding { check: CHECK, subject, found: Ok(warnings) }, fits);
+            }
+        }
     }
 }
 
@@ -208,7 +255,13 @@ async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config
     }
 }
 
-async fn rows(report: &mut Report<'_>, session: &SqlSession, sampled: &Sampled<'_>, seen: &mut Seen) {
+async fn rows(
+    report: &mut Report<'_>,
+    session: &SqlSession,
+    sampled: &Sampled<'_>,
+    on_error: OnError,
+    seen: &mut Seen,
+) {
     const CHECK: &str = "rows";
     let subject = sampled.name.to_string();
     let values = match largest(session, sampled).await {
@@ -232,13 +285,35 @@ async fn rows(report: &mut Report<'_>, session: &SqlSession, sampled: &Sampled<'
             Err(error) => routed = Err(error),
         }
     }
+    if let Some(number) = large_object(session, sampled, &values).await {
+        let (column, name) = (&sampled.outbox.payload, sampled.name);
+        let found = format!(
+            "column {column} has the numbers of large objects, such as {number}: consumers get the number, and not its content"
+        );
+        let fix = format!(
+            "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), 'UTF8'); -- and map it as text",
+            quoted(column)
+        );
+        report.warning(CHECK, &subject, found, Some(fix.into()));
+    }
     match routed {
-        Err(error) => report.risk(CHECK, subject, &error),
+        Err(error) if on_error == OnError::Stop => report.risk(CHECK, subject, &error),
+        Err(error) => report.ok(CHECK, subject, error.because("delivery.on_error says what becomes of such events")),
         Ok(()) => {
             let topics = counted(values.len() as u64, "topic");
             report.ok(CHECK, subject, format!("{topics} in the {ROWS_MAX} rows at most that were read"));
         }
     }
+}
+
+/// A payload of these rows that is the number of a large object, as a mapping of `@Lob` to text stores it.
+async fn large_object(session: &SqlSession, sampled: &Sampled<'_>, values: &[Vec<Option<String>>]) -> Option<String> {
+    let place = sampled.outbox.index_of(&sampled.outbox.payload)?;
+    let payloads = values.iter().filter_map(|row| row.get(place)?.as_deref());
+    let number = payloads.filter(|text| text.len() <= 10).find_map(|text| text.parse::<u32>().ok())?;
+    let sql = format!("select 1 from pg_catalog.pg_largeobject_metadata where oid = {number}");
+    let found = session.texts(&sql).await.ok()?;
+    (!found.is_empty()).then(|| number.to_string())
 }
 
 /// Of the newest rows, those with the largest values, one for each topic. Without an index that has the newest, or where
@@ -248,10 +323,12 @@ async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<
     let newest = match sampled.ordering().filter(|column| column.leads_index) {
         Some(column) => {
             let column = quote_ident(&column.name)?;
-            format!("where {column} is not null order by {column} desc")
+            format!("and {column} is not null order by {column} desc")
         }
         None => String::new(),
     };
+    // Rows whose events were given up are no news.
+    let given_up = sampled.outbox.upkeep.failed.as_deref().unwrap_or("false");
     let columns = sampled.outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
     let bytes = columns.iter().map(|name| format!("coalesce(pg_catalog.octet_length({name}::text), 0)"));
     let bytes = bytes.collect::<Vec<_>>().join(" + ");
@@ -263,7 +340,7 @@ async fn largest(session: &SqlSession, sampled: &Sampled<'_>) -> Result<Vec<Vec<
     let (select, columns) = (sampled.select()?, columns.join(", "));
     let of = |which: &str| {
         format!(
-            "select distinct on ({topic}) {columns} from ({select} {which} limit {ROWS_MAX}) sample \
+            "select distinct on ({topic}) {columns} from ({select} where ({given_up}\n) is not true {which} limit {ROWS_MAX}) sample \
              order by {topic}, {bytes} desc limit {TOPICS_MAX}"
         )
     };

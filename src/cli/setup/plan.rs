@@ -548,7 +548,10 @@ mod tests {
             (with_slot(found(), |_| {}), "there is no publication walrelay_orders"),
             (with_slot(published(found(), true), |slot| slot.plugin = Some("wal2json".into())), "slot orders uses"),
             (
-                with_slot(published(found(), true), |slot| slot.confirmed_flush_lsn = None::<Lsn>),
+                with_slot(published(found(), true), |slot| {
+                    slot.confirmed_flush_lsn = None::<Lsn>;
+                    slot.active_pid = Some(7);
+                }),
                 "slot orders is being",
             ),
         ] {

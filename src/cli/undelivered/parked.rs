@@ -130,6 +130,7 @@ impl Table<'_> {
         let settings = config::read(common, &common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay parked").await?;
+        session.allow_long_statements().await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
         let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));
         Ok(Table { session, is_there, slot, chosen, span })
@@ -502,7 +503,7 @@ mod tests {
 
     #[test]
     fn the_result_names_the_relay_that_carries_out_the_request_and_when() {
-        let relay = Holder { pid: 7, streams: true, application: None, client: None };
+        let relay = Holder { pid: 7, streams: true, application: None, client: None, stranger: None };
         assert_eq!(
             plan(Change::Retry, 2).result(Some(&relay)),
             "retry requested for 2 aggregates; the relay (backend pid 7, streams) carries this out within a second or so"

@@ -73,6 +73,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Outcome {
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = SqlSession::connect(&source.database, "walrelay verify").await?;
+    session.allow_long_statements().await?;
     let range = Range::read(session.client(), &args.times).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;

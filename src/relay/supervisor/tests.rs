@@ -275,7 +275,7 @@ async fn each_broker_error_has_the_expected_disposition_and_remedy() {
                         assert_eq!(error.kind(), kind, "{of}");
                         let remedy = remedy.replace("{topic}", TOPIC).replace("{transactional_id}", "ID");
                         let remedy = remedy.replace("{timestamp}", "this host's clock");
-                        assert_eq!(error.what_to_do().as_deref(), Some(remedy.as_str()), "{of}");
+                        assert!(error.what_to_do().unwrap().contains(&remedy), "{of}: {error:?}");
                         assert!(!remedy.is_empty() && error.cause().contains(TOPIC), "{of}: {error}");
                     }
                     Came::WentOn(counts) if !ends => {
@@ -310,7 +310,9 @@ async fn an_unroutable_event_ends_the_relay_or_is_given_up_as_configured() {
         match driven(&mut relay(on_error), (NoError, At::Delivery), &UNROUTABLE).await {
             (Came::Ended(error), _) if on_error == "stop" => {
                 assert_eq!(error.kind(), Kind::Event);
-                assert!(error.cause().contains("aggregatetype") && error.what_to_do().is_some(), "{error}");
+                let fix = error.what_to_do().unwrap();
+                assert!(error.cause().contains("aggregatetype") && fix.starts_with("nothing was skipped"), "{error}");
+                assert!(fix.contains("--on-error skip`") && !fix.contains("advance"), "{fix}");
             }
             (Came::WentOn(counts), _) => {
                 assert_eq!((given_up(on_error, &counts), counts.routed), ((1, 1), 0), "{on_error}");
@@ -367,7 +369,8 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
         let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
         let ended = failed(&mut relay, &error).err();
-        let is_retried = matches!(kind, Kind::PostgresUnreachable | Kind::KafkaUnreachable | Kind::SlotActive);
+        let of_postgres = matches!(kind, Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive);
+        let is_retried = of_postgres || kind == Kind::KafkaUnreachable;
         let attempts = if kind == Kind::TopicRefused { ATTEMPTS } else { 0 };
         let expected = if is_retried { LIVES } else { attempts };
         assert_eq!((tries, ended.as_ref().map(Error::kind)), (expected, (tries < LIVES).then_some(kind)), "{kind:?}");
@@ -375,7 +378,19 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
         assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
         assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
-        assert!(ended.is_none_or(|ended| ended.what_to_do().as_deref() == Some("mend it")), "{kind:?}");
+        assert!(ended.is_none_or(|ended| ended.what_to_do().unwrap().contains("mend it")), "{kind:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_position_is_tried_again_with_growing_waits_and_gives_up_no_event() {
+    for on_error in MODES {
+        let mut relay = relay(on_error);
+        let topic = relay.config.state.topic.clone();
+        let refused = Error::new(Kind::TopicRefused, "no right to write").of_topic(&topic);
+        let waits: Vec<_> = (0..LIVES).map(|_| failed(&mut relay, &refused).unwrap()).collect();
+        assert!(waits.iter().all(|wait| !wait.is_zero()) && waits.last() > waits.first(), "{on_error}: {waits:?}");
+        assert!(relay.producer.newest_quarantine().topics.given_up(&topic, |_| true).is_none(), "{on_error}");
     }
 }
 

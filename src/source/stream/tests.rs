@@ -153,6 +153,22 @@ async fn the_confirmed_lsn_never_exceeds_the_received_one_and_never_decreases() 
 }
 
 #[tokio::test]
+async fn a_stream_that_is_no_standby_confirms_nothing_with_its_last_status() {
+    let (mut stream, mut server) = started().await;
+    stream.be_no_standby();
+    server.send(b'd', &keepalive(50, 0)).await;
+    stream.fill().await.unwrap();
+    assert!(stream.next(None).unwrap().is_some());
+    // The second pair takes the place of the first.
+    for confirmed in [20, 30] {
+        stream.queue_status(told(50, confirmed));
+    }
+    stream.flush_output().await.unwrap();
+    assert_eq!(status(&mut server).await, (50, 30, false));
+    assert_eq!(status(&mut server).await, (50, 0, false));
+}
+
+#[tokio::test]
 async fn a_waiting_status_is_replaced_and_a_partly_written_one_is_finished() {
     let (mut stream, mut server) = started().await;
     receives(&mut stream, &mut server, 50).await;
@@ -224,6 +240,20 @@ async fn invalid_messages_from_the_server_are_errors() {
         let error = error_after(&bytes, None).await;
         assert_eq!(error.kind(), kind, "{bytes:?}: {error}");
         assert!(!error.cause().contains("canary"));
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_the_server_cannot_send_is_named_with_its_transaction() {
+    for sqlstate in ["22021", "22P05", "54000", "XX000"] {
+        let bytes = message(b'E', &report(sqlstate, "cannot"));
+        let error = error_after(&bytes, Some(Lsn::new(0x190))).await;
+        assert_eq!(error.kind(), Kind::Event);
+        assert!(error.to_string().starts_with("in the transaction at 0/190: "), "{error}");
+        let give_up = "select pg_replication_slot_advance('orders', '0/190'::pg_lsn + 1), and start once";
+        assert!(error.what_to_do().unwrap().contains(give_up), "{:?}", error.what_to_do());
+        let before = error_after(&bytes, None).await.what_to_do().unwrap();
+        assert!(before.starts_with("nothing was skipped. ") && !before.contains("advance"), "{before}");
     }
 }
 

@@ -80,6 +80,7 @@ fn way(now: &Snapshot) -> Markup {
             dl {
                 dt { "Intake" } dd { @if closed.is_some() { b .wait { "closed" } } @else { b .good { "open" } } }
                 (list(now, &[("Events", "walrelay_in_flight_events", count), ("Memory", "walrelay_in_flight_bytes", bytes)]))
+                (list(now, &[("To be written back", "walrelay_write_back_due_events", count)]))
                 (list(now, &[("Age of the oldest", LAG_SECONDS, seconds)]))
             }
             @if let Some(why) = closed { p .soft { "Closed: " (why.words()) } }

@@ -88,7 +88,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     assert_eq!(settle(&[row(1, "1"), RowId { outbox: 2, key: vec![0xff] }]).unwrap_err().kind(), Kind::Event);
     // One that is no number: nothing of the others is written.
     let error = settle(&[event(5), row(1, "five")]).unwrap_err();
-    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert_eq!(error.kind(), Kind::PostgresUnwritable, "{error}");
     assert!(!error.cause().contains("five"), "{error}");
 
     let marked = "select string_agg(id || status || version || metadata, ' ' order by id) from (
@@ -207,7 +207,7 @@ fn a_mark_waits_for_a_lock_and_then_names_its_holder() {
     });
     holder.run("begin; select from outbox where id = 5 for update");
     let error = settle(&["5", "8"]).unwrap_err();
-    assert_eq!(error.kind(), Kind::PostgresUnreachable, "{error}");
+    assert_eq!(error.kind(), Kind::PostgresUnwritable, "{error}");
     assert!(error.cause().contains("5 times"), "{error}");
     assert_eq!(sql.number("select count(*) from outbox where id = 8 and sent"), 0);
     // Nothing is left behind that others wait for.

@@ -162,6 +162,25 @@ impl Postgres {
         Postgres::started(server)
     }
 
+    /// Starts a primary that was stopped as a standby of `primary`, which was its standby. It keeps its slots.
+    #[track_caller]
+    pub(crate) fn rejoin(&self, primary: &Postgres) {
+        primary.sql().run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
+        let signal = self.data.join("standby.signal");
+        std::fs::write(&signal, "").expect("standby.signal");
+        self.server().give(&signal).expect("chown");
+        let address = primary.address();
+        let (host, port) = address.rsplit_once(':').expect("host and port");
+        let lines = format!(
+            "primary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\nsync_replication_slots = on\n\
+             primary_conninfo = 'host={host} port={port} user=postgres dbname=postgres'\n"
+        );
+        let path = self.data.join("postgresql.auto.conf");
+        let before = std::fs::read_to_string(&path).expect("postgresql.auto.conf");
+        std::fs::write(&path, before + &lines).expect("postgresql.auto.conf");
+        self.start();
+    }
+
     /// A server of these programs without data, in a directory of this run.
     #[track_caller]
     fn unmade(programs: PathBuf, configuration: String) -> PrivatePostgres {

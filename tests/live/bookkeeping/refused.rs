@@ -1,0 +1,106 @@
+//! P13: what Postgres refuses to take is written again later, and no event is published once more for it.
+
+use super::{EXIT, Outbox, WALLET};
+use crate::support::wait::eventually;
+use crate::support::world::{ARRIVAL, World};
+
+/// Raises an error with the SQLSTATE in table `fault`, as long as there is one.
+const REFUSES: &str = "create table fault (code text);
+    create function refuses() returns trigger language plpgsql as $$
+    declare of text := (select code from public.fault limit 1);
+    begin
+        if of is not null then raise exception 'no writes' using errcode = of; end if;
+        return coalesce(new, old);
+    end $$;";
+
+/// All sessions of a relay end, as at a restart of the server.
+const CUT: &str = "select pg_terminate_backend(pid) from pg_stat_activity
+    where datname = current_database() and application_name ~ '^walrelay[ /]' and pid <> pg_backend_pid()";
+
+const DUE: &str = "walrelay_write_back_due_events";
+const UNWRITABLE: &str = r#"walrelay_not_ready{reason="postgres_unwritable"}"#;
+
+#[test]
+fn refused_marks_are_repeated_and_their_events_are_published_once() {
+    for mode in ["poll", "slot"] {
+        let outbox = Outbox::in_mode(mode, &WALLET);
+        let sql = outbox.sql();
+        sql.run(&format!(
+            "{REFUSES} create trigger refuses before update on {} for each row execute function refuses()",
+            WALLET.table
+        ));
+        // An old row that was sent, and cannot be deleted.
+        sql.run(
+            "create trigger keeps before delete on outbox for each row execute function refuses();
+             insert into fault values ('53100');
+             insert into outbox (event_type, payload, correlation_id, created_at, sent)
+             values ('old', '{}', 'old', now() - interval '40 days', true)",
+        );
+        let config = outbox.config.replace("[outbox]\n", "[outbox]\nretention = \"30d\"\n");
+        let mut relay = outbox.run(mode).config_file(&config).start();
+        relay.wait_ready();
+        eventually("it is told", ARRIVAL, || relay.log().contains("clean_up_failed"), |is| *is);
+        sql.run("delete from fault; delete from outbox");
+        let mut sent = 0;
+        // A database that is read-only, a full disk, a right that is revoked, a trigger, a constraint.
+        for code in ["25006", "53100", "42501", "P0001", "23514"] {
+            sql.run(&format!("insert into fault values ('{code}')"));
+            (0..3).for_each(|number| outbox.emit(&format!("a{number}")));
+            sent += 3;
+            eventually("it is told", ARRIVAL, || relay.metric(UNWRITABLE), |is| *is == Some(1.0));
+            let due = || relay.metric(DUE);
+            eventually("events wait for their marks", ARRIVAL, due, |events| *events == Some(3.0));
+            assert!(relay.metric("walrelay_lag_seconds") > Some(0.0), "{code} by {mode}");
+            let (_, reason) = relay.readiness().unwrap();
+            assert!(reason.contains("Postgres refuses what the relay writes"), "{reason}");
+            if code == "25006" {
+                let retries = relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
+                sql.run(CUT);
+                let again = || relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
+                eventually("other sessions refuse as well", ARRIVAL, again, |now| *now >= retries.map(|of| of + 2.0));
+            }
+            sql.run("delete from fault");
+            eventually("they are marked", ARRIVAL, due, |events| *events == Some(0.0));
+            eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
+            assert_eq!(outbox.delivered(), sent, "{code} by {mode}: {}", relay.log());
+        }
+        assert_eq!(outbox.settled().duplicates, 0, "{mode}: {}", relay.log());
+
+        // A stop does not wait for them.
+        sql.run("insert into fault values ('25006')");
+        outbox.emit("a0");
+        eventually("it is told", ARRIVAL, || relay.metric(UNWRITABLE), |is| *is == Some(1.0));
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        assert!(relay.log().contains("write_back_left"), "{}", relay.log());
+    }
+}
+
+#[test]
+fn a_position_that_cannot_be_stored_is_remembered_and_no_event_is_published_again() {
+    for mode in ["poll", "slot"] {
+        let world = World::keeping();
+        let sql = world.sql();
+        world.publish();
+        let mut relay = world.run().option("--mode", mode).option("--state-store", "postgres").start();
+        relay.wait_ready();
+        world.emit(&sql, "a");
+        eventually("it arrives", ARRIVAL, || world.delivered(), |records| *records == 1);
+        sql.run(&format!(
+            "{REFUSES} create trigger refuses before insert or update on walrelay.position
+             for each row execute function refuses()"
+        ));
+        sql.run("insert into fault values ('53100')");
+        let retries = || relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
+        for round in 1..3_u32 {
+            world.emit(&sql, "a");
+            eventually("several sessions fail", ARRIVAL, retries, |now| *now >= Some(f64::from(2 * round)));
+        }
+        assert_eq!(relay.metric(UNWRITABLE), Some(1.0), "{}", relay.log());
+        sql.run("delete from fault");
+        world.emit(&sql, "a");
+        eventually("all are out", ARRIVAL, || world.delivered(), |records| *records >= 4);
+        eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
+        assert_eq!(world.assert_all_delivered().duplicates, 0, "{mode}: {}", relay.log());
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
+}
