@@ -124,6 +124,7 @@ fn decimals(carrying: &mut Carrying<'_>, written: &[(&str, &str)]) {
 }
 
 fn route(carrying: &mut Carrying<'_>, column: &str) {
+    const BY: &str = "router.route.by.field";
     const EXPRESSION: &str = "router.route.topic.regex";
     const NAME: &str = "router.route.topic.replacement";
     let given = carrying.given;
@@ -132,7 +133,7 @@ fn route(carrying: &mut Carrying<'_>, column: &str) {
             "column {column} is of type {}. Debezium makes no record of a value that is not text, and walrelay one",
             other.type_name
         );
-        carrying.left("router.route.by.field", MayDiffer, why, "find out whether events were lost");
+        carrying.left(BY, MayDiffer, why, "find out whether events were lost");
     }
     let regex = given.or(EXPRESSION, REGEX);
     let replacement = given.or(NAME, REPLACEMENT).unwrap_or(REPLACEMENT);
@@ -141,10 +142,15 @@ fn route(carrying: &mut Carrying<'_>, column: &str) {
         Form::Server => replacement.replace("$${", "${").replace("\\${", "${"),
         Form::Connect => replacement.to_owned(),
     };
-    let made = regex.ok_or_else(|| "its value is filled in elsewhere".to_owned());
+    let is_elsewhere = given.has(BY) && given.get(BY).is_none();
+    let made = regex.filter(|_| !is_elsewhere).ok_or_else(|| "its value is filled in elsewhere".to_owned());
     let made = made.and_then(|regex| topic(column, regex, &replacement));
     let template = made.unwrap_or_else(|why| {
-        let name = if given.has(EXPRESSION) { EXPRESSION } else { NAME };
+        let name = match given.has(EXPRESSION) {
+            _ if is_elsewhere => BY,
+            true => EXPRESSION,
+            false => NAME,
+        };
         let what_to_do = "write route.topic with match('…', '…') or a column that holds the topic";
         carrying.draft.note("route.topic", &format!("WRITE THIS: {why}. Until then no relay starts with this file."));
         carrying.left(name, Differs, why, what_to_do);

@@ -358,6 +358,7 @@ fn a_topic_that_cannot_be_carried_makes_the_file_invalid() {
     for (more, why) in [
         ("transforms.o.route.topic.regex=(?=a).*\n", "only Java's have"),
         ("transforms.o.route.topic.regex=${file:/x:y}\n", "filled in elsewhere"),
+        ("transforms.o.route.by.field=${file:/x:y}\n", "filled in elsewhere"),
         ("transforms.o.route.topic.regex=(.*)\ntransforms.o.route.topic.replacement=$2\n", "without a group"),
     ] {
         let import = with(&format!("value.converter=StringConverter\n{more}"));

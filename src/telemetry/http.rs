@@ -401,6 +401,7 @@ mod tests {
         for begin in ["", "GET /healthz HTTP/1.1\r\nX-Slow: "] {
             assert_eq!(exchange(server.addr, begin).await.unwrap_or_default(), "", "{begin}");
         }
+        let server = start(Limits::default()).await;
         let huge = format!("GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n", "x".repeat(100_000));
         let answer = exchange(server.addr, &huge).await.unwrap_or_default();
         assert!(!answer.contains("alive"), "{answer}");
