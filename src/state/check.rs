@@ -507,7 +507,8 @@ mod tests {
 
     #[test]
     fn a_position_without_a_cluster_belongs_to_any() {
-        let (known, unknown) = (stored_at(1, at(700)), Stored { kafka_cluster: None, ..stored_at(1, at(700)) });
+        let known = stored_at(1, at(700));
+        let unknown = Stored { kafka_cluster: None, ..known.clone() };
         let untold = SlotNow { kafka_cluster: None, ..slot_at(400) };
         for (stored, slot) in [(&unknown, slot_at(400)), (&known, untold)] {
             let start = reconcile(Some(stored), &server(1), &slot, Lsn::new(900), &[], false).unwrap();

@@ -27,6 +27,10 @@ struct Said {
 /// The cluster that a producer writes to. Another one may come to have the addresses of its brokers.
 ///
 /// An ack says that one cluster has a record. So once another cluster answers, no ack of the producer counts any more.
+///
+/// librdkafka asks a broker for its cluster at the beginning of a connection, and sends the first record after the answer. But
+/// its main thread takes that answer in, and another thread the acks. An ack of another cluster would count if the main thread
+/// stood still for as long as the first record takes from there to its ack, and to the relay's loop.
 #[derive(Debug, Default)]
 pub(super) struct Home {
     id: OnceLock<String>,

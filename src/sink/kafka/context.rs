@@ -561,7 +561,8 @@ mod tests {
 
     #[test]
     fn a_client_is_throttled_until_an_interval_without_it_after_its_end() {
-        let (pace, start) = (Pace::default(), Instant::now());
+        let pace = Pace::default();
+        let start = Instant::now();
         let told = |after_s, time_s| {
             let begins = pace.throttled(Duration::from_secs(time_s), start + Duration::from_secs(after_s));
             (begins, pace.throttle().map(|time| time.as_secs()))

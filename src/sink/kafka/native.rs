@@ -177,7 +177,8 @@ unsafe fn described(found: *const bindings::rd_kafka_metadata) -> Option<Metadat
 unsafe fn partitions(topic: *const bindings::rd_kafka_metadata_topic) -> Vec<PartitionMetadata> {
     // SAFETY: the caller lends a valid topic. No reference is made to what holds a code.
     unsafe {
-        let (first, count) = ((&raw const (*topic).partitions).read(), (&raw const (*topic).partition_cnt).read());
+        let first = (&raw const (*topic).partitions).read();
+        let count = (&raw const (*topic).partition_cnt).read();
         let count = if first.is_null() { 0 } else { usize::try_from(count).unwrap_or_default() };
         let partition = |number: usize| {
             let of = first.add(number);

@@ -438,7 +438,8 @@ impl Probe {
                 // One topic, where there is one: a cluster may have very many.
                 let topic = inner.shared.topic.get().map(String::as_str);
                 let Err(error) = inner.metadata(topic, ANSWER_TIMEOUT) else { return };
-                let (tracker, options) = (&inner.shared.tracker, inner.options());
+                let tracker = &inner.shared.tracker;
+                let options = inner.options();
                 if !(tracker.is_up() && tracker.reason().is_none() && answers_anew(&options.client, topic)) {
                     inner.client.context().is_down(error.to_string());
                 }

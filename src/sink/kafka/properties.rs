@@ -371,7 +371,8 @@ mod tests {
             let given = [("security.protocol", protocol), ("ssl.key.location", path)];
             Files::of(&given.map(|(name, value)| (name.to_owned(), Secret::new(value))).into())
         };
-        let (encrypted, plain) = (of("SASL_SSL"), of("plaintext"));
+        let encrypted = of("SASL_SSL");
+        let plain = of("plaintext");
         assert!(!encrypted.have_changed());
         fs::write(path, "another key").unwrap();
         assert!(encrypted.have_changed() && !plain.have_changed());
