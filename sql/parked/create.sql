@@ -28,7 +28,12 @@ alter table walrelay.parked
     add column if not exists row_key jsonb,
     add column if not exists modifiers integer[],
     drop constraint if exists parked_slot_outbox_row_id_key;
-create unique index if not exists parked_of_slot on walrelay.parked (slot, outbox, row_id, commit_lsn, index);
-drop index if exists walrelay.parked_of_table;
-create unique index if not exists parked_of_row on walrelay.parked (slot, outbox, row_key) where via <> 'slot';
-create index if not exists parked_by_aggregate on walrelay.parked (slot, outbox, key, id);
+drop index if exists walrelay.parked_of_table, walrelay.parked_of_slot, walrelay.parked_of_row, walrelay.parked_by_aggregate;
+create unique index if not exists parked_of_place
+    on walrelay.parked (pg_catalog.sha256(row_id), slot, outbox, commit_lsn, index);
+create unique index if not exists parked_of_row_key
+    on walrelay.parked (pg_catalog.sha256(pg_catalog.replace(row_key::text, '\', '\\')::bytea), slot, outbox) where via <> 'slot';
+create index if not exists parked_by_key on walrelay.parked (pg_catalog.sha256(key), slot, outbox, (-id));
+create index if not exists parked_behind on walrelay.parked (slot, (-id)) where class = 'behind' and next_at is null;
+create index if not exists parked_asked on walrelay.parked (slot, asked, (-id)) where asked is not null;
+create index if not exists parked_due on walrelay.parked (slot, next_at, id) where asked is null;

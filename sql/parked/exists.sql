@@ -13,6 +13,10 @@ select coalesce((
         ) and not exists (
             select from pg_catalog.pg_constraint k
             where k.conrelid = c.oid and k.conname = 'parked_slot_outbox_row_id_key'
+        ) and exists (
+            select from pg_catalog.pg_index i
+            join pg_catalog.pg_class x on x.oid = i.indexrelid
+            where i.indrelid = c.oid and x.relname = 'parked_due'
         ) then 'usable'
         when pg_catalog.pg_has_role(c.relowner, 'usage') then 'old'
         else 'readable'

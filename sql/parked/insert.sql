@@ -13,7 +13,8 @@ select
     $19::integer[]
 where not exists (
     select from walrelay.parked w
-    where w.slot = $1::text and w.outbox = $2::text and w.row_id = $3::bytea
+    where pg_catalog.sha256(w.row_id) = pg_catalog.sha256($3::bytea)
+        and w.slot = $1::text and w.outbox = $2::text and w.row_id = $3::bytea
         and (w.row_key is null or w.row_key = $18::text::jsonb)
         and case
             when w.via = 'slot' and $8::text = 'slot'

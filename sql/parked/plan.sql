@@ -6,7 +6,8 @@
     cross join lateral (
         select min(p.id) as first, count(*) as events
         from walrelay.parked p
-        where d.alone is null and p.slot = $1 and p.outbox = d.outbox and p.key = d.key
+        where d.alone is null and pg_catalog.sha256(p.key) = pg_catalog.sha256(d.key)
+            and p.slot = $1 and p.outbox = d.outbox and p.key = d.key
     ) of_key
     cross join lateral (select coalesce(d.alone, of_key.first) as first, greatest(of_key.events, 1) as events) a
 )

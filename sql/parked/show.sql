@@ -7,11 +7,13 @@ select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p
     (extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint as now_ms,
     (
         select count(*) from walrelay.parked f
-        where f.slot = p.slot and f.outbox = p.outbox and f.key = p.key and f.id > p.id
+        where pg_catalog.sha256(f.key) = pg_catalog.sha256(p.key)
+            and f.slot = p.slot and f.outbox = p.outbox and f.key = p.key and -f.id < -p.id
     ) as behind,
     (
         select count(*) from walrelay.parked f
-        where f.slot = p.slot and f.outbox = p.outbox and f.key = p.key and f.id < p.id
+        where pg_catalog.sha256(f.key) = pg_catalog.sha256(p.key)
+            and f.slot = p.slot and f.outbox = p.outbox and f.key = p.key and -f.id > -p.id
     ) as before,
     p.names,
     array(

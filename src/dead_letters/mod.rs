@@ -27,7 +27,7 @@ pub(crate) use crate::sink::kafka::topic_reader::Header;
 
 use crate::config::is_topic;
 use crate::route::dead_letter::{
-    CLASS_HEADER, OMITTED_HEADER, PARTITION_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
+    CLASS_HEADER, OMITTED_HEADER, PARTITION_HEADER, SHORTENED_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
 use crate::sink::kafka::topic_reader::TopicRecord;
@@ -186,7 +186,7 @@ impl<'r> DeadLetter<'r> {
         if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
             return Err(Unsendable::Topic);
         }
-        if self.reason(OMITTED_HEADER).is_some() {
+        if self.reason(OMITTED_HEADER).is_some() || self.reason(SHORTENED_HEADER).is_some() {
             return Err(Unsendable::NoValue);
         }
         Ok(topic)

@@ -1,5 +1,6 @@
 //! Which events are parked, and what this process remembers of their retries. No I/O.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +13,9 @@ use crate::event::{Place, RowId, Shown, Via};
 use crate::position::Lsn;
 use crate::relay::write_back::RowPolicy;
 use crate::route::Record;
-use crate::upkeep::parked::ParkedRef;
+use crate::upkeep::parked::{ParkedRef, short};
 
-/// Events that may be parked: what an operator can look through, and some 30 MB of memory.
+/// Events that may be parked: what an operator can look through, and some 40 MB of memory, twice that while the table is read.
 const EVENTS_MAX: usize = 100_000;
 /// How many more may be parked where the table has that many at the start: requested drops are done first, and take a moment.
 const AT_START: usize = 10_000;
@@ -22,13 +23,13 @@ const AT_START: usize = 10_000;
 /// Which events are parked, by row and by aggregate. It has each event that the table has, or is about to have.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ParkedIndex {
-    /// Several of one row are several events: its id was used again.
+    /// By [`short`] names, as the keys are. Several of one row are several events: its id was used again.
     rows: HashMap<RowId, Vec<ParkedEntry>>,
     pub(super) count: usize,
     /// By outbox and key.
     aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
     /// Topics that take no records, and how many parked events were refused by each.
-    refusing: HashMap<String, usize>,
+    refusing: HashMap<Arc<str>, usize>,
     /// How many more may be parked.
     beyond: usize,
     /// While the table is read: events that were on their way to it, or were parked since.
@@ -49,7 +50,7 @@ struct ParkedEntry {
     place: Place,
     /// Shared with the other events of the aggregate.
     key: Option<Arc<[u8]>>,
-    refused_by: Option<String>,
+    refused_by: Option<Arc<str>>,
 }
 
 /// Results of a pass of retries, sent at once: until then, later events are parked behind delivered ones.
@@ -70,7 +71,7 @@ impl ParkedIndex {
     pub(super) fn holds_row(&self, row: &RowId) -> bool {
         // One that was parked when rows were named by the id alone.
         let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
-        self.rows.contains_key(row) || self.rows.contains_key(&by_id())
+        self.entries(row).is_some() || self.entries(&by_id()).is_some()
     }
 
     /// Whether this event has to be parked: it is already, another of its aggregate is, or its topic takes no records.
@@ -80,14 +81,18 @@ impl ParkedIndex {
 
     /// Whether the event of this row and place is parked.
     pub(super) fn holds(&self, row: &RowId, place: &Place) -> bool {
-        self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place.is_same_event(place)))
+        self.entries(row).is_some_and(|entries| entries.iter().any(|entry| entry.place.is_same_event(place)))
+    }
+
+    fn entries(&self, row: &RowId) -> Option<&Vec<ParkedEntry>> {
+        self.rows.get(&*short_row(row))
     }
 
     /// Whether an event of this key and place has to be parked behind another.
     ///
     /// One before all parked ones was delivered before the first of them was parked: behind them a copy would be out of order.
     pub(super) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
-        let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(key));
+        let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(&*short(key)));
         aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
     }
 
@@ -100,7 +105,7 @@ impl ParkedIndex {
     pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) -> bool {
         // Rows of such a table are pending while their events are parked, and are found with each look.
         let is_usual = rows.upkeep.pending.is_some() && place.via == Via::Table;
-        let is_sure = self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
+        let is_sure = self.entries(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
         if is_usual || is_sure {
             return false;
         }
@@ -140,28 +145,35 @@ impl ParkedIndex {
     fn add(&mut self, ParkedRef { row, place, key, refused_by }: ParkedRef) {
         self.count += 1;
         let key = key.map(|key| {
+            let key = short(&key);
             let aggregates = self.aggregates.entry(row.outbox).or_default();
-            let shared = aggregates.get_key_value(key.as_slice()).map(|(shared, _)| Arc::clone(shared));
+            let shared = aggregates.get_key_value(&*key).map(|(shared, _)| Arc::clone(shared));
             let key = shared.unwrap_or_else(|| Arc::from(key));
             let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate { count: 0, first: of(&place) });
             aggregate.count += 1;
             aggregate.first = aggregate.first.min(of(&place));
             key
         });
-        if let Some(topic) = &refused_by {
-            *self.refusing.entry(topic.clone()).or_default() += 1;
-        }
-        self.rows.entry(row).or_default().push(ParkedEntry { place, key, refused_by });
+        let refused_by = refused_by.map(|topic| {
+            let shared = self.refusing.get_key_value(topic.as_str()).map(|(shared, _)| Arc::clone(shared));
+            let topic = shared.unwrap_or_else(|| Arc::from(topic));
+            *self.refusing.entry(Arc::clone(&topic)).or_default() += 1;
+            topic
+        });
+        // Most rows have one event.
+        let entries = self.rows.entry(short_row(&row).into_owned()).or_insert_with(|| Vec::with_capacity(1));
+        entries.push(ParkedEntry { place, key, refused_by });
     }
 
     /// This event is parked no longer. With the last one its aggregate continues, and so does the topic that refused it.
     pub(super) fn release(&mut self, ParkedRef { row, place, .. }: &ParkedRef) {
-        let Some(entries) = self.rows.get_mut(row) else { return };
+        let name = short_row(row);
+        let Some(entries) = self.rows.get_mut(&*name) else { return };
         let exactly = entries.iter().position(|entry| entry.place == *place);
         let at = exactly.or_else(|| entries.iter().position(|entry| entry.place.is_same_event(place)));
         let Some(entry) = at.map(|at| entries.swap_remove(at)) else { return };
         if entries.is_empty() {
-            self.rows.remove(row);
+            self.rows.remove(&*name);
         }
         self.count -= 1;
         if let Some(topic) = &entry.refused_by
@@ -202,7 +214,7 @@ impl ParkedIndex {
     fn accepts(&mut self, topic: &str) {
         if self.refusing.remove(topic).is_some() {
             let entries = self.rows.values_mut().flatten();
-            entries.for_each(|entry| drop(entry.refused_by.take_if(|refused_by| refused_by == topic)));
+            entries.for_each(|entry| drop(entry.refused_by.take_if(|refused_by| **refused_by == *topic)));
         }
     }
 
@@ -222,7 +234,7 @@ impl ParkedIndex {
     /// The same while a session lasts: a topic that took a record since does not refuse for what the table says.
     fn reload(&mut self, mut table: Vec<ParkedRef>) {
         for event in table.iter_mut().chain(self.since_look.iter_mut().flatten()) {
-            event.refused_by.take_if(|topic| !self.refusing.contains_key(topic));
+            event.refused_by.take_if(|topic| !self.refusing.contains_key(topic.as_str()));
         }
         self.load(table);
     }
@@ -235,6 +247,14 @@ impl ParkedIndex {
         // Each is one that will be released, whatever its place says.
         table.into_iter().for_each(|event| self.add(event));
         since_look.into_iter().for_each(|event| self.put(event));
+    }
+}
+
+/// The name of a row in the index.
+fn short_row(row: &RowId) -> Cow<'_, RowId> {
+    match short(&row.key) {
+        Cow::Borrowed(_) => Cow::Borrowed(row),
+        Cow::Owned(key) => Cow::Owned(RowId { outbox: row.outbox, key }),
     }
 }
 

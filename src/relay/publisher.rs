@@ -471,18 +471,17 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// The sink refuses the record: its event is given up. A dead letter that is too large goes without its value.
+    /// The sink refuses the record: its event is given up. A dead letter that is too large goes without what is large in it.
     /// Errors: such events are not given up (P3), or that was the dead letter.
     #[cold]
     fn refused_at_once(&mut self, mut pending: Pending, error: Error) -> Result<()> {
         let event = &pending.event;
         if event.instead.is_some() {
-            let has_value = pending.record.with_record(|record| record.value.is_some());
-            if error.kind() != Kind::RecordTooLarge || !has_value {
+            if error.kind() != Kind::RecordTooLarge || !pending.record.is_reducible() {
                 return Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic));
             }
             // A record that is too large for the producer is too large in any topic.
-            pending.record = pending.record.without_value();
+            pending.record = pending.record.reduced();
             return self.offer(pending);
         }
         if event.id.is_some() && error.kind().disposition() == Disposition::GiveUp {
@@ -749,7 +748,7 @@ impl<S: Sink> Publisher<S> {
         };
         let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
         let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };
-        let record = if verdict.without_value { letter.without_value() } else { letter };
+        let record = if verdict.without_value { letter.reduced() } else { letter };
         self.offer(Pending { record, event, row, is_isolated: false, unread_tail: None })
     }
 

@@ -33,7 +33,7 @@ use crate::relay::store::Known;
 use crate::sink::Sink;
 use crate::state::Stored;
 use crate::telemetry::Metrics;
-use crate::upkeep::parked::{AggregateHead, BEHIND, Limit, ParkedEvent, ParkedRef, ParkedRow};
+use crate::upkeep::parked::{AggregateHead, BEHIND, DROPPED_NAMED_MAX, Limit, ParkedEvent, ParkedRef, ParkedRow};
 use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
 /// How often the table is asked which events are due, while any are parked.
@@ -50,13 +50,13 @@ const RELOAD_SOON: Duration = Duration::from_secs(5);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same at a stop: enough for an ack and for the write to the table. A refusal takes longer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Aggregates of one pass.
-const HEADS_MAX: i64 = 200;
+/// Aggregates of one look. A topic that refuses is tried once for them.
+const HEADS_MAX: i64 = 1_000;
 /// Events sent before their acks are waited for.
 const BATCH_EVENTS: i64 = 200;
 /// One event is this many times in memory: from Postgres, as it was parked, as a record, and as librdkafka's copy.
 const COPIES: usize = 4;
-/// So long of a pass may go to aggregates that were blocked before, and so long to requested drops.
+/// So long of a pass may go to aggregates that were blocked before, so long to requested drops, and so long to further looks.
 const LONG: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -81,6 +81,8 @@ struct Running {
 struct Summary {
     sent: u64,
     dropped: u64,
+    /// Dropped events that the log names.
+    named: u64,
     /// How long it took to find out which events are due.
     looked: Duration,
 }
@@ -177,7 +179,7 @@ impl Retrying {
         RetryReport::default()
     }
 
-    fn ended(&mut self, Summary { sent, dropped, looked }: Summary, ended: Result<()>) {
+    fn ended(&mut self, Summary { sent, dropped, looked, .. }: Summary, ended: Result<()>) {
         let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
         if sent > 0 {
             tracing::info!(event = "parked_events_delivered", %slot, events = sent, "parked events were delivered");
@@ -229,7 +231,7 @@ impl Shared {
         };
         let server = stored.server.clone();
         let mut producer = RetryProducer::new(&self.config, &server, self.beside.as_ref());
-        let mut run = RetryRun { shared: self, marker: &marker, stored, to, summary };
+        let mut run = RetryRun { shared: self, marker: &marker, stored, to, summary, refused: Vec::new() };
         let ended = run.all(&mut producer, reloads).await;
         producer.end().await;
         if ended.is_ok() || marker.answers().await.is_ok() {
@@ -250,6 +252,14 @@ struct RetryRun<'a> {
     stored: Stored,
     to: UnboundedSender<RetryReport>,
     summary: &'a mut Summary,
+    /// Events that are not tried because their topics refuse, until that is written down.
+    refused: Vec<Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    head: AggregateHead,
+    failed: FailedAgain,
 }
 
 #[derive(Debug)]
@@ -265,6 +275,8 @@ impl Trouble {
         Trouble::Own { doing, row: Some(row.clone()), error }
     }
 }
+
+const NOTING_A_FAILURE: &str = "noting that it failed again";
 
 /// What to do about an event that cannot be read, where Postgres says no more.
 fn unreadable() -> Remedy {
@@ -282,16 +294,20 @@ impl RetryRun<'_> {
             self.report(RetryReport { table, ..RetryReport::default() });
         }
         let began = Instant::now();
+        self.ask_for_pending().await?;
+        let asked = began.elapsed();
+        let mut until = None;
         loop {
             self.drop_asked(Instant::now() + LONG).await?;
-            self.ask_for_pending().await?;
-            // Who has repaired a topic and asks for a retry wants one.
-            producer.refusing.clear();
             let (looks, sent) = (Instant::now(), self.summary.sent);
             let mut looked = looks;
             let paused = self.shared.known.tried.lock().paused(looks);
             let mut due = self.marker.due(HEADS_MAX, &paused).await?;
-            self.summary.looked = looks.elapsed();
+            self.summary.looked = asked + looks.elapsed();
+            // Who has repaired a topic and asks for a retry wants one.
+            if due.iter().any(|head| head.is_asked) {
+                producer.refusing.clear();
+            }
             // Aggregates that were blocked come last: they may take their time again.
             due.sort_by_cached_key(|head| self.shared.known.tried.lock().was_blocked(head.id));
             for mut head in due {
@@ -310,9 +326,12 @@ impl RetryRun<'_> {
                     self.blocked(&head, trouble).await?;
                 }
             }
+            let is_refused = !self.refused.is_empty();
+            self.note_refused().await?;
             // What was parked meanwhile finds a producer that is ready: a new one takes half a second, and writers who
-            // are faster than that would never be caught up with.
-            if self.summary.sent == sent || began.elapsed() > LONG {
+            // are faster than that would never be caught up with. It also knows the topics that refuse.
+            let until = *until.get_or_insert_with(|| Instant::now() + LONG);
+            if !is_refused && self.summary.sent == sent || Instant::now() > until {
                 return Ok(());
             }
             match &*self.shared.known.stored.borrow() {
@@ -358,9 +377,10 @@ impl RetryRun<'_> {
                     self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.metrics.dropped_events)
                 }
                 Err(error) => {
-                    let (id, ParkedRef { row, key, .. }, _) = dropped;
+                    let (id, ParkedRef { row, .. }, _) = dropped;
                     let trouble = Trouble::of("dropping it, as an operator asked", &row, error);
-                    self.blocked(&AggregateHead { id, outbox: row.outbox, key }, trouble).await?;
+                    let head = AggregateHead { id, outbox: row.outbox, key: None, is_asked: true };
+                    self.blocked(&head, trouble).await?;
                 }
             }
         }
@@ -379,14 +399,19 @@ impl RetryRun<'_> {
         }
     }
 
-    /// Logged before it is done: whatever ends this process, none goes without a line.
-    fn log_drop(&self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
-        if !self.shared.known.tried.lock().was_blocked(*id) {
-            let (slot, outbox) = (&self.shared.config.source.slot, self.outbox_of(waiting.row.outbox));
-            let (row, place, class, cause) =
-                (Shown::of(waiting.row.id()), waiting.place, failure.class, &failure.cause);
+    /// Logged before it is done. The first ones are named; a line at the end of the pass has the number of all.
+    fn log_drop(&mut self, (id, waiting, failure): &(i64, ParkedRef, Failure)) {
+        if self.shared.known.tried.lock().was_blocked(*id) {
+            return;
+        }
+        self.summary.named += 1;
+        let (slot, outbox) = (&self.shared.config.source.slot, self.outbox_of(waiting.row.outbox));
+        let (row, place, class, cause) = (Shown::of(waiting.row.id()), waiting.place, failure.class, &failure.cause);
+        if self.summary.named <= DROPPED_NAMED_MAX {
             tracing::warn!(event = "parked_event_dropped", %slot, outbox, %row, %place, class, cause,
                 "a parked event is dropped, as an operator asked");
+        } else {
+            tracing::debug!(%slot, outbox, %row, %place, class, cause, "a further parked event is dropped");
         }
     }
 
@@ -474,6 +499,9 @@ impl RetryRun<'_> {
             };
             let [first, ..] = held.as_slice() else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
+            if head.key.is_none() {
+                head.key.clone_from(&first.event.key);
+            }
             let (mut done, mut refusal) = (held.len(), None);
             if !self.shared.is_acked(first) {
                 let sent = producer.send(&held).await;
@@ -498,7 +526,7 @@ impl RetryRun<'_> {
             match (refusal, held.get(done), held.last()) {
                 (Some(refusal), Some(failed), _) if refusal.is_certain => {
                     head.id = failed.id;
-                    return self.fail(failed, &refusal).await;
+                    return self.fail(head, failed, &refusal).await;
                 }
                 (Some(_), Some(failed), _) => (head.id, alone) = (failed.id, true),
                 (_, _, Some(last)) if head.key.is_some() => (head.id, alone, is_row) = (last.id + 1, false, false),
@@ -561,8 +589,14 @@ impl RetryRun<'_> {
         self.to.send(report).unwrap_or_default();
     }
 
-    /// The event failed once more: writes that to the table, and when it is retried.
-    async fn fail(&mut self, held: &ParkedRow, Refusal { error, is_logged, .. }: &Refusal) -> Result<(), Trouble> {
+    /// The event failed once more: writes that to the table, and when it is retried. What is known of its topic is written
+    /// down for all such events together.
+    async fn fail(
+        &mut self,
+        head: &AggregateHead,
+        held: &ParkedRow,
+        Refusal { error, is_logged, .. }: &Refusal,
+    ) -> Result<(), Trouble> {
         let (config, row) = (&self.shared.config, &held.event.row);
         let attempts = if held.class == BEHIND { 1 } else { held.attempts.saturating_add(1) };
         let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
@@ -582,9 +616,32 @@ impl RetryRun<'_> {
         }
         self.shared.metrics.failed_attempts(failure.class, 1);
         let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
-        let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
-        settled.map_err(|error| Trouble::of("noting that it failed again", row, error))?;
-        self.shared.known.tried.lock().written(held.id);
+        if *is_logged {
+            self.refused.push(Refused { head: head.clone(), failed });
+            return Ok(());
+        }
+        self.note_failed(vec![failed]).await.map_err(|error| Trouble::of(NOTING_A_FAILURE, row, error))
+    }
+
+    async fn note_failed(&self, failed_again: Vec<FailedAgain>) -> Result<()> {
+        let batch = Batch { failed_again, ..Batch::default() };
+        self.marker.settle(&batch).await?;
+        batch.failed_again.iter().for_each(|failed| self.shared.known.tried.lock().written(failed.id));
+        Ok(())
+    }
+
+    /// Writes down which events were not tried because their topics refuse, one by one where that fails at once.
+    async fn note_refused(&mut self) -> Result<()> {
+        let refused = std::mem::take(&mut self.refused);
+        if self.note_failed(refused.iter().map(|refused| refused.failed.clone()).collect()).await.is_ok() {
+            return Ok(());
+        }
+        for Refused { head, failed } in refused {
+            let row = failed.row.clone();
+            if let Err(error) = self.note_failed(vec![failed]).await {
+                self.blocked(&head, Trouble::of(NOTING_A_FAILURE, &row, error)).await?;
+            }
+        }
         Ok(())
     }
 }

@@ -22,6 +22,13 @@ pub(crate) const PARTITION_HEADER: &str = "walrelay-original-partition";
 pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// Present if the dead letter omits the value: its bytes, in decimal.
 pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
+/// Present if the dead letter has only the beginning of its key or of a header, or lacks a header: `key` or the header's
+/// name, `=` and the original bytes, separated by commas.
+pub(crate) const SHORTENED_HEADER: &str = "walrelay-shortened";
+/// What is kept of the key, and of a header, of a dead letter that is too large.
+const KEPT_BYTES: usize = 1_024;
+/// What is kept of all headers of it. Further ones are left out.
+const HEADERS_BYTES: usize = 16 * KEPT_BYTES;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reason<'a> {
@@ -100,14 +107,57 @@ impl OwnedRecord {
         self
     }
 
-    /// Removes the value, and adds a header with its size.
+    /// Whether [`OwnedRecord::reduced`] makes it smaller.
+    pub(crate) fn is_reducible(&self) -> bool {
+        let is_long = |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > KEPT_BYTES);
+        self.value.is_some()
+            || is_long(&self.key)
+            || self.headers.iter().any(|(_, value)| is_long(value))
+            || self.headers.iter().map(header_bytes).sum::<usize>() > HEADERS_BYTES + KEPT_BYTES
+    }
+
+    /// Removes the value, and what is large of key and headers. Headers with the sizes are added.
     #[must_use]
-    pub(crate) fn without_value(mut self) -> OwnedRecord {
+    pub(crate) fn reduced(mut self) -> OwnedRecord {
+        let mut shortened = Vec::new();
+        let mut shorten = |name: &str, bytes: &mut Vec<u8>| {
+            if bytes.len() > KEPT_BYTES {
+                shortened.push(format!("{name}={}", bytes.len()));
+                bytes.truncate(KEPT_BYTES);
+            }
+        };
+        self.key.iter_mut().for_each(|key| shorten("key", key));
+        for (name, value) in &mut self.headers {
+            value.iter_mut().for_each(|value| shorten(name, value));
+        }
+        // The reason comes last, and is kept.
+        let mut left = HEADERS_BYTES;
+        let mut kept: Vec<_> = Vec::with_capacity(self.headers.len());
+        for header in self.headers.into_iter().rev() {
+            match left.checked_sub(header_bytes(&header)) {
+                Some(rest) => {
+                    left = rest;
+                    kept.push(header);
+                }
+                None => shortened.push(format!("{}={}", header.0, header.1.map_or(0, |value| value.len()))),
+            }
+        }
+        kept.reverse();
+        self.headers = kept;
         if let Some(value) = self.value.take() {
             self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
         }
+        if !shortened.is_empty() {
+            let mut names = shortened.join(",").into_bytes();
+            names.truncate(KEPT_BYTES);
+            self.headers.push((SHORTENED_HEADER.to_owned(), Some(names)));
+        }
         self
     }
+}
+
+fn header_bytes((name, value): &(String, Option<Vec<u8>>)) -> usize {
+    name.len() + value.as_ref().map_or(0, Vec::len)
 }
 
 #[cfg(test)]
@@ -156,10 +206,45 @@ mod tests {
             let expected = Record { topic: "dead", headers: &expected, partition: None, timestamp_ms: None, ..record };
             assert_eq!(*sent, expected);
         });
-        letter.without_value().with_record(|sent| {
+        assert!(letter.is_reducible());
+        let letter = letter.reduced();
+        assert!(!letter.is_reducible());
+        letter.with_record(|sent| {
             let omitted = ("walrelay-omitted-value-bytes", Some(&b"3"[..]));
             assert_eq!((sent.value, sent.headers.last()), (None, Some(&omitted)));
         });
+    }
+
+    #[test]
+    fn a_dead_letter_keeps_the_reason_and_the_beginning_of_key_and_headers_that_are_too_large() {
+        let slot = "s".parse().unwrap();
+        let place = Place { commit_lsn: Lsn::new(0x10), index: 2, via: Via::Slot };
+        for bytes in [1, 1_024, 2_700, 33_000, 3_000_000] {
+            let large = vec![b'x'; bytes];
+            let many: Vec<(String, Option<Vec<u8>>)> =
+                (0..40).map(|number| (format!("h{number}"), Some(large.clone()))).collect();
+            let headers: Vec<(&str, Option<&[u8]>)> =
+                many.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+            let record = Record { topic: "t", key: Some(&large), headers: &headers, ..Record::default() };
+            let (row, class, cause) = (&*large, "too-large", "large");
+            let reason = Reason { slot: &slot, outbox: "o", row, place, class, cause, attempts: 1 };
+            let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason);
+            assert_eq!(letter.is_reducible(), bytes > 1_000, "{bytes}");
+            let letter = letter.reduced();
+            assert!(!letter.is_reducible(), "{bytes}");
+            letter.with_record(|sent| {
+                let header =
+                    |name: &str| sent.headers.iter().find(|(found, _)| *found == name).and_then(|(_, value)| *value);
+                assert_eq!(sent.key, Some(&large[..bytes.min(1_024)]));
+                assert_eq!(
+                    (header(CLASS_HEADER), header(PLACE_HEADER)),
+                    (Some(&b"too-large"[..]), Some(&b"0/10:2"[..]))
+                );
+                assert!(sent.bytes() < 20_000, "{}", sent.bytes());
+                let shortened = String::from_utf8_lossy(header(SHORTENED_HEADER).unwrap_or_default()).into_owned();
+                assert_eq!(shortened.starts_with(&format!("key={bytes},h0={bytes},")), bytes > 1_024, "{shortened}");
+            });
+        }
     }
 
     #[test]

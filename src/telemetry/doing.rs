@@ -18,8 +18,10 @@ impl Doing {
     pub(super) fn of(telemetry: &Telemetry) -> Doing {
         let metrics = &telemetry.metrics;
         let parked = Some(metrics.waiting_events.get()).filter(|parked| *parked > 0);
-        let parked =
-            parked.map(|parked| format!("{} events are parked until they can be delivered.", count(parked as f64)));
+        let parked = parked.map(|parked| match parked {
+            1 => "1 event is parked until it can be delivered.".to_owned(),
+            parked => format!("{} events are parked until they can be delivered.", count(parked as f64)),
+        });
         let (tone, headline, note) = match telemetry.health.not_ready() {
             None => {
                 let note = match metrics.lag_seconds(now_us()) {
@@ -27,7 +29,7 @@ impl Doing {
                     lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
                         format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
                     }
-                    0.0 if parked.is_some() => "All other received events are in Kafka.".to_owned(),
+                    0.0 if parked.is_some() => "All received events are in Kafka, or parked.".to_owned(),
                     0.0 => "All received events are in Kafka.".to_owned(),
                     lag if metrics.write_back_due_events.get() > 0 => {
                         format!("The oldest event that is not written back was committed {} ago.", seconds(lag))
@@ -93,5 +95,30 @@ pub(super) fn seconds(seconds: f64) -> String {
         under if under < 10.0 => format!("{under:.1} s"),
         under if under < 7_200.0 => format!("{:.0} min", under / 60.0),
         hours => format!("{:.1} h", hours / 3_600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::time::Duration;
+
+    use crate::telemetry::health::ToDo;
+
+    #[test]
+    fn parked_events_are_not_said_to_be_in_kafka() {
+        let telemetry = Telemetry::new(Duration::from_secs(30));
+        Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
+        telemetry.health.report(ToDo::Nothing);
+        let said = |parked| {
+            telemetry.metrics.waiting_events.set(parked);
+            Doing::of(&telemetry).notes.join(" ")
+        };
+        assert_eq!(said(0), "All received events are in Kafka.");
+        let one = "All received events are in Kafka, or parked. 1 event is parked until it can be delivered.";
+        assert_eq!(said(1), one);
+        let four = "All received events are in Kafka, or parked. 4 events are parked until they can be delivered.";
+        assert_eq!(said(4), four);
     }
 }

@@ -16,6 +16,7 @@ use num_bigint::BigInt;
 use serde::Deserialize;
 use tokio_postgres::types;
 
+/// The type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ColumnType {
     /// Its OID; 0 where that is not known.

@@ -35,7 +35,8 @@ mod json;
 use std::str::FromStr;
 
 pub(crate) use bind::{Bound, RenderError, UnknownColumn, Values};
-pub(crate) use connect::{ColumnType, Moment, bytea};
+pub use connect::ColumnType;
+pub(crate) use connect::{Moment, bytea};
 use function::Function;
 pub(crate) use java::of_java;
 pub(crate) use json::{each_member, members, text_of};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use futures_util::future::try_join_all;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::types::ToSql;
@@ -267,16 +268,31 @@ impl Marker {
     pub async fn waiting(&self) -> Result<Vec<ParkedRef>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         table.drop_orphans(self.client().await?.1).await?;
-        self.parked_rows(INDEX, &[&table.slot], |table, row| table.waiting(row)).await
+        // Somebody may have removed events by hand, or an earlier session.
+        table.seen.store(0, Ordering::Relaxed);
+        let (_turn, client) = self.client().await?;
+        // There may be many, so that their rows are not kept.
+        let all = async {
+            let slot: &(dyn ToSql + Sync) = &table.slot;
+            let rows = client.query_raw(INDEX, [slot]).await?;
+            let read = rows.map_ok(|row| table.waiting(&row)).try_collect::<Vec<_>>().await?;
+            Ok(read)
+        };
+        let read = bounded(DOING, ANSWER_TIMEOUT, all).await?;
+        Ok(read.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?)
     }
 
     /// The first event of each aggregate that is due for a retry, `limit` at most, without those in `except`.
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<AggregateHead>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (turn, client) = self.client().await?;
+        table.replan(client).await?;
+        table.look_at_new(client).await?;
+        drop(turn);
         self.parked_rows(&table.due, &[&table.slot, &limit, &except], |table, row| table.head(row)).await
     }
 
-    /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`.
+    /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`. Without its key the head alone.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and for a row of the table that makes no event.
@@ -441,6 +457,7 @@ fn written_to<'a>(writer: &'a Writer, index: usize, written: &'a Written, rows: 
 /// before the first answer. The error is that of the first failed statement: in a transaction, later ones have no effect.
 async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
+        table.replan(client).await?;
         try_join_all(events.iter().map(|event| table.park(client, event))).await?;
     }
     for events in together(&batch.failed_again, |event| event.failure.cause.len()) {

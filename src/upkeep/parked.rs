@@ -3,8 +3,11 @@
 //! One row holds one event with the columns of its record, so that a retry routes the event again. The events of an
 //! aggregate are in the order of `id`. Only the relay with the slot writes events. Others write requests in column `asked`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 use tokio_postgres::types::ToSql;
@@ -17,7 +20,8 @@ use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
 use crate::postgres::query::{OwnTable, QueryError, bounded, role};
 use crate::postgres::quote::quote_literal;
-use crate::template::{ColumnType, Values as _};
+pub use crate::template::ColumnType;
+use crate::template::Values as _;
 use crate::upkeep::ANSWER_TIMEOUT;
 
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
@@ -28,6 +32,12 @@ pub(super) const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
+const DUE_NEXT: &str = include_str!("../../sql/parked/due_next.sql");
+/// Plans of this session use indexes, whatever the statistics say. A scan that is disabled costs so much that the plan
+/// would be compiled.
+const PLANS: &str = "set enable_seqscan = off; set jit = off";
+/// Statements are planned for the size that the table has now: of a table that was empty, each index is as good.
+const REPLAN: &str = "discard plans";
 
 /// Class of an event that is parked behind an earlier one.
 pub(crate) const BEHIND: &str = "behind";
@@ -63,7 +73,8 @@ pub struct FailedAgain {
 /// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedEvent {
-    pub(crate) row: RowId,
+    /// The row of the outbox.
+    pub row: RowId,
     /// The key of its record. Events without a key have no order.
     pub key: Option<Vec<u8>>,
     /// The topic of its record; none if the event has no route.
@@ -83,7 +94,8 @@ pub struct ParkedEvent {
 /// A column of a parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedColumn {
-    pub(crate) name: String,
+    /// The name of the column.
+    pub name: String,
     /// The OID and the modifier of its type.
     pub type_of: ColumnType,
     /// The value in the text form of Postgres.
@@ -137,6 +149,21 @@ pub struct ParkedRef {
     pub refused_by: Option<String>,
 }
 
+/// Ids and keys of more bytes are remembered by their hashes: a row can have one of any size.
+const WHOLE_MAX: usize = 64;
+
+/// What stands for an id or a key in memory, in this process: itself, or 128 bits of hash under random keys. A hash is
+/// longer than what stands for itself.
+pub(crate) fn short(bytes: &[u8]) -> Cow<'_, [u8]> {
+    static HASHES: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
+    const HASH: [u8; WHOLE_MAX] = [0; WHOLE_MAX];
+    if bytes.len() <= WHOLE_MAX || bytes.len() == WHOLE_MAX + size_of::<[u64; 2]>() && bytes.starts_with(&HASH) {
+        return Cow::Borrowed(bytes);
+    }
+    let hashes = HASHES.iter().flat_map(|hash| hash.hash_one(bytes).to_ne_bytes());
+    Cow::Owned(HASH.into_iter().chain(hashes).collect())
+}
+
 /// The first parked event of an aggregate, or an event without an aggregate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AggregateHead {
@@ -144,8 +171,10 @@ pub struct AggregateHead {
     pub id: i64,
     /// The index of the outbox.
     pub outbox: usize,
-    /// The aggregate's key.
+    /// The aggregate's key; none if the event has no key, or was not read yet.
     pub key: Option<Vec<u8>>,
+    /// Whether an operator requested the retry.
+    pub is_asked: bool,
 }
 
 /// A parked event, read from the table.
@@ -218,10 +247,13 @@ pub(super) struct ParkedTable {
     insert: Statement,
     failed: Statement,
     pub(super) due: Statement,
+    due_next: Statement,
     pub(super) events: Statement,
     remove: Statement,
     /// The number of dropped events of outboxes that are not configured, until it is counted.
     pub(super) dropped: AtomicU64,
+    /// The greatest id that [`ParkedTable::look_at_new`] has seen. One session parks events, so they come in this order.
+    pub(super) seen: AtomicI64,
 }
 
 pub(super) const DOING: &str = "using table walrelay.parked";
@@ -235,6 +267,8 @@ pub(super) const PARKED: OwnTable = OwnTable {
 };
 /// The greatest number of events of outboxes that are not configured to drop at once.
 const ORPHANS_MAX: i64 = 1_000;
+/// The greatest number of dropped events that the log names at once. A line has the number of all.
+pub(crate) const DROPPED_NAMED_MAX: u64 = 10;
 
 impl ParkedTable {
     /// Checks the table, creates it if that is configured and permitted, and prepares the statements.
@@ -255,6 +289,7 @@ impl ParkedTable {
                 _ => return Err(PARKED.forbidden(client).await),
             },
         }
+        bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(PLANS)).await?;
         let prepared = async |sql| bounded(DOING, ANSWER_TIMEOUT, client.prepare(sql)).await;
         Ok(Some(ParkedTable {
             slot: slot.to_string(),
@@ -264,32 +299,36 @@ impl ParkedTable {
             insert: prepared(INSERT).await?,
             failed: prepared(FAILED).await?,
             due: prepared(DUE).await?,
+            due_next: prepared(DUE_NEXT).await?,
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
             dropped: AtomicU64::default(),
+            seen: AtomicI64::default(),
         }))
     }
 
-    /// The event in a row of `index.sql`; none where its outbox is not configured.
+    /// The event in a row of `index.sql`, with [`short`] names; none where its outbox is not configured.
     pub(super) fn waiting(&self, row: &Row) -> Result<Option<ParkedRef>, QueryError> {
         let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-        let of = self.row_id(outbox, get(row, 1)?, get(row, 7)?);
-        Ok(Some(ParkedRef { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
+        let mut of = self.row_id(outbox, get(row, 1)?, get(row, 7)?);
+        of.key = short(&of.key).into_owned();
+        let key = get::<Option<&[u8]>>(row, 2)?.map(|key| short(key).into_owned());
+        Ok(Some(ParkedRef { row: of, place: place(row, 4)?, key, refused_by: get(row, 3)? }))
     }
 
     /// The aggregate of a row of `due.sql`; none where its outbox is not configured.
     pub(super) fn head(&self, row: &Row) -> Result<Option<AggregateHead>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-        Ok(Some(AggregateHead { id: get(row, 0)?, outbox, key: get(row, 2)? }))
+        Ok(Some(AggregateHead { id: get(row, 0)?, outbox, key: None, is_asked: get(row, 2)? }))
     }
 
-    /// The event in a row of `dropped.sql`, and its failure; none where its outbox is not configured.
+    /// The event in a row of `dropped.sql`, without its key, and its failure; none where its outbox is not configured.
     pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, ParkedRef, Failure)>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-        let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
-        let waiting = ParkedRef { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
-        let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
-        let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
+        let of = self.row_id(outbox, get(row, 2)?, get(row, 9)?);
+        let waiting = ParkedRef { row: of, place: place(row, 6)?, key: None, refused_by: None };
+        let (class, cause) = (get::<String>(row, 3)?, get::<Option<String>>(row, 4)?.unwrap_or_default());
+        let attempts = u32::try_from(get::<i32>(row, 5)?).unwrap_or_default();
         Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
     }
 
@@ -369,13 +408,27 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.insert, &values)).await.map(|_| ())
     }
 
-    /// Removes the events, in the caller's transaction.
+    /// Removes the events, in the caller's transaction. The next event of each aggregate is due.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), QueryError> {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
+    /// The next statements are planned anew.
+    pub(super) async fn replan(&self, client: &Client) -> Result<(), QueryError> {
+        bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(REPLAN)).await
+    }
+
+    /// Looks at the events that were parked since the last time: the one before them may be gone already.
+    pub(super) async fn look_at_new(&self, client: &Client) -> Result<(), QueryError> {
+        let seen = self.seen.load(Ordering::Relaxed);
+        let row = bounded(DOING, ANSWER_TIMEOUT, client.query_one(&self.due_next, &[&self.slot, &seen])).await?;
+        self.seen.store(get(&row, 0)?, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Drops events of outboxes that are not configured, on an operator's request. [`none_left_behind`] reports others.
     pub(super) async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
+        let mut named = 0;
         loop {
             let rows =
                 bounded(DOING, ANSWER_TIMEOUT, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX]))
@@ -384,8 +437,13 @@ impl ParkedTable {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(event = "parked_event_dropped", slot = self.slot, outbox, row = %id, class, cause,
-                    "a parked event of an outbox that is not configured is dropped, as an operator asked");
+                named += 1;
+                if named <= DROPPED_NAMED_MAX {
+                    tracing::warn!(event = "parked_event_dropped", slot = self.slot, outbox, row = %id, class, cause,
+                        "a parked event of an outbox that is not configured is dropped, as an operator asked");
+                } else {
+                    tracing::debug!(slot = self.slot, outbox, row = %id, class, cause, "a further parked event is dropped");
+                }
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
@@ -576,6 +634,18 @@ mod tests {
         {
             assert_eq!(class_of(kind.class()), kind.class());
         }
+    }
+
+    #[test]
+    fn long_names_are_short_in_memory_and_remain_different() {
+        for bytes in [0, 1, WHOLE_MAX] {
+            let whole = vec![b'x'; bytes];
+            assert_eq!(short(&whole), whole);
+        }
+        let long = vec![b'x'; 3_000_000];
+        let named = short(&long).into_owned();
+        assert_eq!((named.len(), &*short(&long), &*short(&named)), (WHOLE_MAX + 16, &*named, &*named));
+        assert_ne!(short(&long[1..]), named);
     }
 
     #[test]

@@ -66,18 +66,21 @@ impl RecordReader {
         for (at, topic) in topics.iter().enumerate() {
             let begin = self.begin(topic, deadline)?;
             let mut reading = Reading { topic, number: at + 1, topics: topics.len(), records: 0, of: offsets(&begin) };
-            let mut take = |into: &mut Comparison, record: &TopicRecord<'_>| {
-                into.record(topic, &delivered(record, &self.id_headers));
-                reading.records += 1;
-                reading.of = reading.of.max(reading.records);
+            let mut take = |into: &mut Comparison, record: Option<&TopicRecord<'_>>| {
+                if let Some(record) = record {
+                    into.record(topic, &delivered(record, &self.id_headers));
+                    reading.records += 1;
+                    reading.of = reading.of.max(reading.records);
+                }
                 say(&reading);
             };
+            take(comparison, None);
             let next = self.reader.follow(topic, begin, &mut |record| {
-                record.iter().for_each(|record| take(comparison, record));
+                take(comparison, record.as_ref());
                 let is_over = comparison.owed(topic) == 0 || Instant::now() >= deadline;
                 if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
-            let rest = self.reader.read_on(topic, &next, &mut |record| take(comparison, &record))?;
+            let rest = self.reader.read_on(topic, &next, &mut |record| take(comparison, Some(&record)))?;
             self.absent.extend(rest.is_empty().then(|| topic.clone()));
         }
         Ok(())

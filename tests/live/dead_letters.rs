@@ -127,7 +127,7 @@ fn dead_letters_are_listed_shown_retried_and_resolved() {
     assert_eq!(matched(list().option("--slot", "another").flag("--all-slots")), count);
     for (none, said) in [
         (list().option("--older-than", "1h"), "all conditions"),
-        (list().option("--slot", "another"), "--all-slots"),
+        (list().option("--slot", "another").option("--id", &lost), "--all-slots"),
         (list().option("--id", "' or true"), "all conditions"),
         (list().option("--outbox", "public.other"), "all conditions"),
         (letters(&world, "show").flag("2:99999"), "all conditions"),
@@ -218,8 +218,9 @@ fn dead_letters_are_listed_shown_retried_and_resolved() {
     assert!(ids(&world.records(0)).contains(&of_b));
     let json = well(&letters(&world, "drop").option("--id", &lost).flag("--yes"));
     assert_eq!((&json["sent"], &json["newly_settled"]), (&0.into(), &of_lost.into()));
-    let (code, json, words) = ran(&list());
-    assert!(code == 1 && json["settled"] == count && words.contains("--all"), "{words}");
+    assert_eq!(well(&list())["settled"], count);
+    let text = list().succeed();
+    assert!(text.contains("unresolved") && text.contains("--all"), "{text}");
     assert!(list().flag("--all").succeed().contains("dropped"));
 }
 
@@ -296,7 +297,7 @@ fn a_retry_of_dead_letters_that_is_killed_loses_none() {
     assert_eq!(by_key.values().map(Vec::len).sum::<usize>(), LETTERS);
     assert!(by_key.values().all(|ids| ids.is_sorted()), "the order of each key");
     let (code, json, _) = ran(&letters(&world, "list"));
-    assert_eq!((code, &json["settled"]), (1, &all.into()));
+    assert_eq!((code, &json["settled"]), (0, &all.into()));
 }
 
 #[test]
@@ -380,7 +381,7 @@ fn foreign_and_hostile_records_in_the_dead_letter_topic_are_harmless() {
     let json = well(&letters(&world, "drop").flag("--all").flag("--all-slots").flag("--yes"));
     assert_eq!(json["newly_settled"], 8, "{json}");
     let (code, json, _) = ran(&letters(&world, "list").flag("--all-slots"));
-    assert_eq!((code, &json["settled"], &json["matched"]), (1, &9.into(), &0.into()));
+    assert_eq!((code, &json["settled"], &json["matched"]), (0, &9.into(), &0.into()));
 }
 
 #[test]

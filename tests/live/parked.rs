@@ -376,6 +376,11 @@ fn parked_events_are_listed_shown_retried_and_dropped() {
     eventually("one waits", ARRIVAL, || parked(&sql), |parked| parked.iter().all(|(id, _)| *id == lost));
     well(&command(&world, "drop").flag("--all").flag("--yes"));
     eventually("none waits", ARRIVAL, || world.number_parked(), |count| *count == 0);
-    assert_eq!(ran(&command(&world, "list")).0, 1);
+    let (code, json, _) = ran(&command(&world, "list"));
+    assert_eq!((code, &json["matched"], &json["events"]), (0, &0.into(), &Value::Array(vec![])));
+    let text = command(&world, "list").succeed();
+    assert_eq!(text, format!("No events of slot {} are parked.\n", world.name));
+    assert_eq!(ran(&command(&world, "list").option("--class", "refused")).0, 1);
+    assert_eq!(ran(&command(&world, "drop").flag("--all").flag("--yes")).0, 1);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::parked::NO_TOPICS;
 use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::relay::EXIT;
 use crate::support::servers::Postgres;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
@@ -38,4 +40,20 @@ fn many_parked_events_are_delivered_in_few_transactions_and_in_order() {
     postgres.resume();
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_topic_that_refuses_is_tried_once_for_all_its_parked_events() {
+    const AGGREGATES: i64 = 600;
+    let (world, file) = (World::new(), format!("[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n{NO_TOPICS}"));
+    let (sql, kind) = (world.sql(), world.kind(0));
+    let mut relay = world.run().option("--on-error", "park").config_file(&file).start();
+    relay.wait_ready();
+    sql.run(&format!("select count(emit('{kind}', 'a' || n, 20)) from generate_series(1, {AGGREGATES}) n"));
+    eventually("all wait", ARRIVAL, || world.number_parked(), |count| *count == AGGREGATES);
+    let untried = || sql.number("select count(*) from walrelay.parked where attempts = 0");
+    eventually("all count as tried", ARRIVAL, untried, |count| *count == 0);
+    let transactions = sql.number("select count(distinct xmin::text) from walrelay.parked");
+    assert!(transactions <= AGGREGATES / 20, "{transactions} transactions");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

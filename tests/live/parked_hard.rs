@@ -182,3 +182,38 @@ fn a_failed_attempt_that_was_not_recorded_is_repeated_after_a_back_off() {
     open(&world);
     all_is_well(&world, &mut relay);
 }
+
+#[test]
+fn an_event_with_a_key_that_no_index_takes_is_parked_and_delivered_in_order() {
+    /// Ids and keys of this length fit into no index entry: it does not compress.
+    const KEY: &str = "(select string_agg(md5(n::text), '') from generate_series(1, 200) n)";
+    const LARGE: &str =
+        "(select jsonb_build_object('n', jsonb_agg(md5(random()::text))) from generate_series(1, 12000))";
+    let world = world();
+    let sql = world.sql();
+    sql.run(
+        "alter table outbox drop constraint outbox_pkey, alter column id type text, alter aggregateid type text,
+         add column row_number bigint generated always as identity unique",
+    );
+    let start = || world.run().option("--on-error", "park").start();
+    let mut relay = start();
+    relay.wait_ready();
+    let insert = |id: &str, payload: &str| {
+        let kind = world.kind(0);
+        sql.run(&format!("insert into outbox values ({id} || {KEY}, '{kind}', {KEY}, 'T', {payload})"));
+    };
+    insert("'1'", LARGE);
+    insert("'2'", "'{}'");
+    eventually("both wait", ARRIVAL, || world.number_parked(), |count| *count == 2);
+    relay.kill_hard();
+    let mut relay = start();
+    relay.wait_ready();
+    insert("'3'", "'{}'");
+    eventually("so does the next", ARRIVAL, || world.number_parked(), |count| *count == 3);
+    open(&world);
+    eventually("none waits", ARRIVAL, || world.number_parked(), |count| *count == 0);
+    let ids: Vec<String> = sql.rows("select id from outbox order by id", &[]).iter().map(|row| row.get(0)).collect();
+    let sent: Vec<String> = world.records(0).iter().map(|record| record.header("id")).collect();
+    assert_eq!(sent, ids);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}

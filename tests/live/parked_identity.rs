@@ -174,6 +174,11 @@ fn an_older_parked_table_is_migrated_and_keeps_its_events() {
     sql.run(&row(world.kind(0), "a", "2"));
     eventually("both wait", ARRIVAL, || world.number_parked(), |count| *count == 2);
     assert_eq!(sql.number("select count(*) from walrelay.parked where key_by is null"), 1);
+    // No index has a value of any size in it.
+    let indexes =
+        sql.text("select string_agg(indexname, ' ' order by indexname) from pg_indexes where tablename = 'parked'");
+    let all = "parked_asked parked_behind parked_by_key parked_due parked_of_place parked_of_row_key parked_pkey";
+    assert_eq!(indexes, all);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

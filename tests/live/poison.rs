@@ -164,3 +164,42 @@ fn batches_shrink_until_the_topic_accepts_them() {
 fn batches_shrink_before_events_are_given_up() {
     takes_small_batches("dead-letter");
 }
+
+/// Keys that the broker refuses, and that the producer does.
+const KEYS: [u64; 2] = [33_000, 3_000_000];
+
+#[test]
+fn an_event_with_a_key_that_is_too_large_is_given_up_and_its_dead_letter_shortened() {
+    for on_error in ["dead-letter", "skip"] {
+        let world = World::new();
+        for topic in [world.topic(0), dead_letters(&world)] {
+            topic::create(&world.brokers, &topic, PARTITIONS, &[("max.message.bytes", "20000")]);
+        }
+        let mut relay = run(&world, on_error).start();
+        relay.wait_ready();
+        let sql = world.sql();
+        sql.run("alter table outbox alter aggregateid type text");
+        for bytes in KEYS {
+            let key = format!("(select string_agg(md5(n::text), '') from generate_series(1, {bytes} / 32 + 1) n)");
+            sql.run(&format!(
+                "insert into outbox (id, aggregatetype, aggregateid, type, payload)
+                 values (gen_random_uuid(), '{}', left({key}, {bytes}), 'Bad', '{{}}')",
+                world.kind(0)
+            ));
+            world.emit(&sql, "good");
+        }
+        // A producer that is replaced may publish them twice.
+        eventually("the good ones arrive", LIMIT, || world.delivered(), |count| *count >= KEYS.len() as i64);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        let mut shortened: Vec<_> = topic::read(&world.brokers, &dead_letters(&world))
+            .iter()
+            .map(|letter| (letter.header("walrelay-shortened"), letter.key_text().len(), letter.value.is_some()))
+            .collect();
+        shortened.sort();
+        shortened.dedup();
+        let of = |bytes: u64| (format!("key={bytes}"), 1_024, false);
+        let mut expected = if on_error == "skip" { Vec::new() } else { KEYS.map(of).to_vec() };
+        expected.sort();
+        assert_eq!(shortened, expected);
+    }
+}

@@ -3,6 +3,7 @@
 mod cleanup;
 mod held;
 mod killed;
+mod many_parked;
 mod mark;
 mod xid_column;
 

@@ -83,7 +83,10 @@ impl Store for DeadLetters {
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let scope = if args.all { DeadLetterScope::All } else { DeadLetterScope::Unresolved };
         let (events, counts) = topic.read(move |topic, on_read| topic.oldest(scope, limit, on_read)).await?;
-        Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
+        let exists = counts.is_some();
+        let found = topic.found(events.into_values().collect(), counts);
+        let why_none = found.why_none.filter(|_| !exists || args.chosen.is_filtered());
+        Ok(Found { is_all: args.all, why_none, ..found })
     }
 
     /// Memory holds the shown dead letters, with `--payload` their values, too.
@@ -544,7 +547,7 @@ Writes a marker for each dead letter into the dead-letter topic, and sends nothi
 ",
     read_exit_codes: "
 Exit codes:
-  0   dead letters were listed or shown
+  0   dead letters were listed or shown; list without conditions: none is unresolved
   1   no dead letter matches, or the topic does not exist
   2   the configuration or a flag is not valid
   30  Kafka cannot be reached (31: refuses)",

@@ -46,7 +46,8 @@ pub(crate) trait Store: Args + std::fmt::Debug {
 
     fn is_named(&self) -> bool;
 
-    /// Reads events, the oldest first, and counts all that match. Changes nothing.
+    /// Reads events, the oldest first, and counts all that match. That there are none is no error without conditions.
+    /// Changes nothing.
     async fn list(args: &ListArgs<Self>) -> Result<Found>;
 
     /// Reads up to `SHOWN_MAX` events with all known fields. Changes nothing.
@@ -132,6 +133,13 @@ pub(crate) struct ChangeArgs<S: Store> {
     pub more: S::ChangeFlags,
 }
 
+impl<S: Store> Chosen<S> {
+    /// Whether events are named, or have to match conditions.
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.store.is_named() || !self.filters.is_empty()
+    }
+}
+
 impl<S: Store> UndeliveredCommand<S> {
     pub(crate) async fn run(&self) -> Outcome {
         match self {
@@ -169,7 +177,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
-    let (noun, is_filtered) = (S::NOUN, args.chosen.store.is_named() || !args.chosen.filters.is_empty());
+    let (noun, is_filtered) = (S::NOUN, args.chosen.is_filtered());
     if !is_filtered && !args.all {
         return Err(Error::new(Kind::Config, format!("no condition selects {noun}s"))
             .remedy("name them, or select them by --id, --aggregate, --class, --since and so on; --all selects all")
@@ -431,7 +439,15 @@ impl Found {
             rows.push(columns.iter().map(text).collect());
         }
         let lines = if self.events.is_empty() { String::new() } else { table(&rows, width) + "\n\n" };
-        let mut text = format!("{lines}{}\n", self.counts.text());
+        let mut text = match &self.counts.store {
+            StoreCounts::Parked { slot, .. } if self.counts.matched == 0 => {
+                format!("No events of slot {slot} are parked.\n")
+            }
+            StoreCounts::DeadLetters { topic, .. } if self.counts.matched == 0 => {
+                format!("No dead letters in topic {topic} are unresolved.\n")
+            }
+            StoreCounts::Parked { .. } | StoreCounts::DeadLetters { .. } => format!("{lines}{}\n", self.counts.text()),
+        };
         let listed = self.events.len() as u64;
         let is_parked = matches!(self.counts.store, StoreCounts::Parked { .. });
         text += &match (listed < self.counts.matched, self.is_full, is_parked && !self.is_all) {

@@ -66,7 +66,9 @@ impl Store for Parked {
         let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
         let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
         let is_full = rows.len() as u64 >= u64::from(args.limit);
-        Ok(Found { is_all, is_full, ..table.found(&rows, listed).await? })
+        let found = table.found(&rows, listed).await?;
+        let why_none = found.why_none.filter(|_| !table.is_there || args.chosen.is_filtered());
+        Ok(Found { is_all, is_full, why_none, ..found })
     }
 
     async fn show(args: &ShowArgs<Self>) -> Result<Found> {
@@ -187,8 +189,7 @@ impl Table<'_> {
         }
         let slot = &self.slot;
         let nothing = |cause: String| Error::new(Kind::NothingMatched, cause);
-        let is_filtered = self.chosen.store.is_named() || !self.chosen.filters.is_empty();
-        Some(match (self.is_there, is_filtered) {
+        Some(match (self.is_there, self.chosen.is_filtered()) {
             (false, _) => nothing(format!(
                 "nothing is parked for slot {slot}: this database has no table walrelay.parked"
             ))
@@ -449,12 +450,12 @@ Examples:
   walrelay parked drop --config walrelay.toml --class unroutable --dry-run
   walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
 
-The relay never delivers the matching events; events behind them go on. The relay names each in its log, and outbox.mark_failed marks its row. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
+The relay never delivers the matching events; events behind them go on. The relay names the first ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
 ",
     read_exit_codes: "
 Exit codes:
-  0   events were listed or shown
-  1   no event matches, or nothing is parked
+  0   events were listed or shown; list without conditions: nothing is parked
+  1   no event matches, or there is no table walrelay.parked
   2   the configuration or a flag is not valid
   10  Postgres cannot be reached (11: refuses)",
     change_exit_codes: "

@@ -11,8 +11,9 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication, Topi
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _, Message as _};
+use rdkafka::topic_partition_list::TopicPartitionListElem;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 
@@ -34,6 +35,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
+const FETCH_WAIT: &str = "fetch.wait.max.ms";
+/// How long a fetch waits for a record at the broker, and with it each question that follows it on the connection.
+const FETCH_WAIT_MS: &str = "50";
 /// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-reader";
 /// Records that are fetched ahead, in KiB. A relay holds them beside what is in flight.
@@ -122,6 +126,9 @@ impl TopicReader {
             .set("auto.offset.reset", "earliest")
             .set("allow.auto.create.topics", "false")
             .set("queued.max.messages.kbytes", AHEAD_KIB);
+        if options.client.get(FETCH_WAIT).is_none() {
+            options.client.set(FETCH_WAIT, FETCH_WAIT_MS);
+        }
         let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
         Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
     }
@@ -150,24 +157,30 @@ impl TopicReader {
 
     /// The partitions of `topic`, from their first offset to the end they have now; none where there is no such topic.
     pub(crate) fn spans(&self, topic: &str) -> Result<OffsetRanges> {
-        self.layout(topic)?.partitions.into_iter().map(|id| Ok((id, self.span(topic, id)?))).collect()
+        self.spans_of(topic, &self.layout(topic)?.partitions)
     }
 
-    /// Where a partition of a topic begins and ends. A broker that does not know it or its leader yet is asked again.
+    /// Where a partition of a topic begins and ends.
     pub(crate) fn span(&self, topic: &str, partition: i32) -> Result<Range<i64>> {
+        let spans = self.spans_of(topic, &[partition])?;
+        spans.into_values().next().ok_or_else(|| Error::new(Kind::Bug, "a partition has no span"))
+    }
+
+    /// Where these partitions begin and end. A broker that does not know one or its leader yet is asked again.
+    fn spans_of(&self, topic: &str, partitions: &[i32]) -> Result<OffsetRanges> {
         use RDKafkaErrorCode as Code;
         let until = self.deadline.unwrap_or_else(|| Instant::now() + ASK_TIMEOUT);
         loop {
             let timeout = self.time_left(topic, ASK_TIMEOUT)?;
-            let error = match self.client()?.fetch_watermarks(topic, partition, timeout) {
-                Ok((low, high)) => return Ok(low..high),
+            let error = match watermarks(self.client()?, topic, partitions, timeout) {
+                Ok(spans) => return Ok(spans),
                 Err(error) => error,
             };
             let is_unknown = matches!(code(&error), Code::UnknownTopicOrPartition | Code::UnknownTopic);
             if Instant::now() >= until || !(is_young(&error) || is_unknown) {
                 return Err(self.explain(&error, topic));
             }
-            tracing::debug!(topic, partition, %error, "asking again where a partition ends");
+            tracing::debug!(topic, %error, "asking again where the partitions end");
             std::thread::sleep(LEADER_PAUSE);
         }
     }
@@ -259,9 +272,12 @@ impl TopicReader {
                 span.start = message.offset().saturating_add(1);
             }
             if take(message.map(TopicRecord::of)).is_break() {
-                return Ok(spans);
+                break;
             }
         }
+        // A question to a broker waits behind each fetch that is under way.
+        self.client()?.unassign().map_err(|error| self.explain(&error, topic))?;
+        Ok(spans)
     }
 
     /// Reads the partitions of `topic`, each from its start in `from`, to the ends they have now. Returns what that was.
@@ -334,6 +350,45 @@ impl TopicReader {
             Some(_) | None => explained,
         }
     }
+}
+
+/// Where these partitions begin and end. There are two requests to each broker, however many partitions it has: each
+/// may have to wait behind a fetch of this client.
+fn watermarks<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    topic: &str,
+    partitions: &[i32],
+    timeout: Duration,
+) -> KafkaResult<OffsetRanges> {
+    if partitions.is_empty() {
+        return Ok(OffsetRanges::new());
+    }
+    let begins = edges(client, topic, partitions, Offset::Beginning, timeout)?;
+    let ends = edges(client, topic, partitions, Offset::End, timeout)?;
+    // Retention may delete records between the two answers.
+    Ok(begins.into_iter().zip(ends.into_values()).map(|((id, begin), end)| (id, begin.min(end)..end)).collect())
+}
+
+/// The first or the last offset of each partition.
+fn edges<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    topic: &str,
+    partitions: &[i32],
+    edge: Offset,
+    timeout: Duration,
+) -> KafkaResult<BTreeMap<i32, i64>> {
+    let mut asked = TopicPartitionList::new();
+    for id in partitions {
+        asked.add_partition_offset(topic, *id, edge)?;
+    }
+    let answered = client.offsets_for_times(asked, timeout)?;
+    let offset = |element: &TopicPartitionListElem<'_>| match (element.error(), element.offset()) {
+        (Err(error), _) => Err(error),
+        (Ok(()), Offset::Offset(offset)) => Ok((element.partition(), offset)),
+        // The answer had no such partition.
+        (Ok(()), _) => Err(KafkaError::OffsetFetch(RDKafkaErrorCode::UnknownPartition)),
+    };
+    answered.elements().iter().map(offset).collect()
 }
 
 /// Ends a Kafka client on a thread of its own. Closing a consumer waits for librdkafka's threads, and those were seen to
@@ -617,12 +672,62 @@ fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64
 mod tests {
     use super::*;
 
+    use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+    use rdkafka::ClientConfig;
+    use rdkafka::Statistics;
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+
     fn partition(id: i32, low: i64, high: i64) -> Partition {
         Partition::new(id, low..high)
     }
 
     fn windows(partitions: &[Partition]) -> Vec<(i64, i64)> {
         partitions.iter().map(|partition| (partition.from, partition.to)).collect()
+    }
+
+    /// Counts the requests for offsets, by the statistics of librdkafka.
+    #[derive(Default)]
+    struct Counting {
+        statistics: AtomicUsize,
+        asked: AtomicI64,
+    }
+
+    impl ClientContext for Counting {
+        fn stats(&self, statistics: Statistics) {
+            let asked = statistics.brokers.values().filter_map(|broker| broker.req.get("ListOffsets"));
+            self.asked.store(asked.sum(), Ordering::Relaxed);
+            self.statistics.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl ConsumerContext for Counting {}
+
+    #[test]
+    fn the_ends_of_all_partitions_of_a_broker_are_asked_for_at_once() {
+        const PARTITIONS: i32 = 100;
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("t", PARTITIONS, 1).unwrap();
+        let servers = cluster.bootstrap_servers();
+        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &servers).create().unwrap();
+        producer.send(BaseRecord::<(), str>::to("t").partition(7).payload("x")).unwrap();
+        producer.flush(ASK_TIMEOUT).unwrap();
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", servers).set("group.id", GROUP).set("statistics.interval.ms", "20");
+        let client: BaseConsumer<Counting> = config.create_with_context(Counting::default()).unwrap();
+        let spans = watermarks(&client, "t", &(0..PARTITIONS).collect::<Vec<_>>(), ASK_TIMEOUT).unwrap();
+        let expected = (0..PARTITIONS).map(|id| (id, 0..i64::from(id == 7)));
+        assert_eq!(spans, expected.collect());
+        let seen = client.context().statistics.load(Ordering::Relaxed);
+        let until = Instant::now() + ASK_TIMEOUT;
+        // The next statistics may have been made before the last request.
+        while client.context().statistics.load(Ordering::Relaxed) < seen + 2 && Instant::now() < until {
+            client.poll(POLL_TIMEOUT);
+        }
+        assert_eq!(client.context().asked.load(Ordering::Relaxed), 2);
+        let unknown = watermarks(&client, "t", &[0, PARTITIONS], ASK_TIMEOUT).unwrap_err();
+        assert!(is_young(&unknown) || code(&unknown) == RDKafkaErrorCode::UnknownTopicOrPartition, "{unknown}");
     }
 
     #[test]

@@ -40,8 +40,15 @@ fn reads_of_parked_events_are_bounded_by_bytes_and_return_at_least_one() {
         );
         held.iter().map(|held| held.event.place.index).collect()
     };
+    assert_eq!(due(10, &[]).len(), 4);
+    // A session knows the key of an aggregate once it has read the first event.
+    let keyed = |head: AggregateHead| {
+        let read = runtime.block_on(marker.held(&head, Limit { events: 200, bytes: usize::MAX })).unwrap();
+        assert_eq!((read.len(), read[0].id), (1, head.id));
+        AggregateHead { key: read[0].event.key.clone(), ..head }
+    };
+    let due = |limit, except: &[i64]| due(limit, except).into_iter().map(keyed).collect::<Vec<_>>();
     let heads = due(10, &[]);
-    assert_eq!(heads.len(), 4);
     let (a, b, alone) = (&heads[0], &heads[1], &heads[2]);
     assert_eq!(held(a, 200, 3 * BYTES), [1, 2, 3]);
     assert_eq!(held(a, 200, 4 * BYTES - 1), [1, 2, 3]);
