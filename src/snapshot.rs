@@ -31,6 +31,11 @@ impl Snapshot {
         self.xmax
     }
 
+    /// The transactions below `xmax` that had not ended, ascending.
+    pub(crate) fn running(&self) -> &[u64] {
+        &self.running
+    }
+
     /// A snapshot that sees exactly the transactions below `xid`.
     pub fn below(xid: u64) -> Snapshot {
         Snapshot { xmin: xid, xmax: xid, running: Vec::new() }

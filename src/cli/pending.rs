@@ -12,13 +12,14 @@ use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_d
 use crate::cli::peek::{Peek, Reading, Route, Subject, value};
 use crate::cli::progress::Bar;
 use crate::clock::now_us;
-use crate::config::OutboxConfig;
 use crate::config::unit::{exact_duration, human_bytes};
+use crate::config::{CopiedRows, OutboxConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::Event;
 use crate::poll::select::extent;
 use crate::poll::{Reader, Selection, table_facts};
 use crate::position::Lsn;
+use crate::postgres::catalog::Table;
 use crate::relay::{can_be_read, polls_because, which};
 use crate::sink::json_of;
 use crate::source::row_key;
@@ -70,10 +71,17 @@ const PAYLOAD_CHARS_MAX: usize = 1_000;
 
 pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     let settings = config::read(&args.settings, &args.settings.relay.common.file)?;
-    let subject = Subject::look(&settings, "pending").await?;
+    let mut subject = Subject::look(&settings, "pending").await?;
     if let Some(why) = polls_because(&subject.source, &subject.facts) {
         let report = polled(subject, &why).await?;
         return print_report(args.output, &report, &report.text(now_us() / 1_000));
+    }
+    for outbox in &mut subject.outboxes {
+        if let Some(name) = outbox.source.table()
+            && let Some(table) = Table::read(subject.sql.client(), name).await?
+        {
+            outbox.xid_column = table.xid_column().map(|column| column.name.clone());
+        }
     }
     let (slot, mut notes) = (subject.source.slot.to_string(), Vec::new());
     let mut peek = Box::pin(Peek::at_slot(subject, Some(&mut notes))).await?;
@@ -179,6 +187,9 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, Route { outbox, router }: &mut Route, event: &Event<'_>) -> Result<()> {
+        if outbox.upkeep.copied_rows == CopiedRows::Skip && event.is_copied() {
+            return Ok(());
+        }
         let text = |column: &str| value(event, outbox, column).map(|value| cell(value, NAME_CHARS_MAX));
         let group =
             GroupKey { outbox: outbox.source.to_string(), aggregate_type: text(&outbox.aggregate_type), topic: None };

@@ -31,5 +31,7 @@ pub(crate) use model::{
 pub use model::{DeliveryConfig, Guarantee, KafkaConfig, StreamConfig, TransactionConfig};
 pub(crate) use name::{SlotName, TableName, is_topic};
 pub(crate) use otel::OtelConfig;
+pub(crate) use outbox::{
+    CopiedRows, MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, NullHeaders, RowKey, Upkeep, ValueConfig,
+};
 pub use outbox::{EventSource, OutboxConfig};
-pub(crate) use outbox::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, NullHeaders, RowKey, Upkeep, ValueConfig};

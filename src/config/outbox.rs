@@ -79,6 +79,8 @@ pub struct OutboxConfig {
     pub columns: Vec<String>,
     /// The columns that identify one row of the table; none if there are none, or the table was not read.
     pub row_key: Option<RowKey>,
+    /// The `xid8` column of the table that defaults to `pg_current_xact_id()`; none if the table was not read.
+    pub xid_column: Option<String>,
     /// How to read and to maintain the table.
     pub upkeep: Upkeep,
     /// The route of events.
@@ -158,6 +160,8 @@ pub struct Upkeep {
     /// Column with the time of the event. Follows: `created_at` and similar names.
     #[serde(deserialize_with = "text::optional")]
     pub time: Option<String>,
+    /// What happens to rows with the `xid` of another transaction. Published: no row is lost.
+    pub copied_rows: CopiedRows,
     /// SQL assignments, as in `UPDATE … SET`, for the row of an acked event. None: walrelay writes only to tables of its own.
     #[serde(deserialize_with = "text::optional")]
     pub mark: Option<String>,
@@ -181,6 +185,16 @@ pub struct Upkeep {
     /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
     #[serde(deserialize_with = "text::optional")]
     pub notify: Option<String>,
+}
+
+/// What happens to a row whose transaction column has another transaction than the one that wrote the row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CopiedRows {
+    #[default]
+    Publish,
+    Skip,
+    Stop,
 }
 
 /// For `#[serde(with)]`: when rows are deleted.
@@ -219,9 +233,14 @@ impl Upkeep {
         self.pending.is_some() || self.delete
     }
 
+    /// Whether rows are updated: `xmin` then does not tell a copied row from a marked one.
+    pub(crate) fn marks_any(&self) -> bool {
+        self.mark.is_some() || self.mark_failed.is_some() || self.mark_waiting.is_some()
+    }
+
     /// Whether any row is ever written to.
     pub(crate) fn writes_any(&self) -> bool {
-        self.writes() || self.mark_failed.is_some() || self.mark_waiting.is_some()
+        self.delete || self.marks_any()
     }
 }
 
@@ -264,6 +283,7 @@ impl OutboxConfig {
             log_columns,
             columns: Vec::new(),
             row_key: None,
+            xid_column: None,
             upkeep,
             route,
         };

@@ -95,6 +95,15 @@ impl Event<'_> {
         self.row.get(0).unwrap_or_default()
     }
 
+    /// Whether the row has the transaction of another row: it was copied, moved or restored with that column. The column
+    /// has the id of the top transaction, and so has the stream.
+    #[inline]
+    pub fn is_copied(&self) -> bool {
+        let wrote = self.xid.map(u64::from);
+        // The stream has the lower half of an id.
+        wrote.zip(self.row.xid()).is_some_and(|(wrote, told)| wrote != told & u64::from(u32::MAX))
+    }
+
     /// The identity of its row.
     pub fn row_id(&self) -> RowId {
         let mut key = Vec::new();

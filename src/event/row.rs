@@ -52,6 +52,16 @@ impl<'a> Row<'a> {
         }
     }
 
+    /// The transaction in the row's own column; `None` where there is no such column, or no number in it.
+    #[inline]
+    pub(super) fn xid(&self) -> Option<u64> {
+        let Of::Table(tuple, mapping) = &self.0 else { return None };
+        match tuple.values().nth(mapping.xid?)? {
+            Value::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+            Value::Null | Value::Unchanged | Value::Binary(_) => None,
+        }
+    }
+
     /// Appends the key of its [`RowId`]: the values of its row key up to the first missing one.
     #[inline]
     pub(crate) fn write_key(&self, into: &mut Vec<u8>) {
@@ -142,6 +152,8 @@ pub(super) struct Mapping {
     /// By place: the position in a tuple, and the type. None for a missing column that only the row key needs.
     places: Vec<Option<(usize, ColumnType)>>,
     row_key: Option<RowKey>,
+    /// The position of the column with the row's transaction.
+    xid: Option<usize>,
 }
 
 impl Mapping {
@@ -159,7 +171,9 @@ impl Mapping {
             }
         };
         let places = outbox.columns.iter().enumerate().map(find).collect::<Result<_, _>>()?;
-        Ok(Mapping { columns: relation.columns.len(), places, row_key: outbox.row_key.clone() })
+        let is_xid = |column: &RelationColumn| outbox.xid_column.as_ref() == Some(&column.name);
+        let xid = relation.columns.iter().position(is_xid);
+        Ok(Mapping { columns: relation.columns.len(), places, row_key: outbox.row_key.clone(), xid })
     }
 
     pub(super) fn columns(&self) -> usize {

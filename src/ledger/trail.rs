@@ -40,6 +40,16 @@ pub struct Published {
     /// Further published transactions, ascending. The snapshot does not see them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
+    /// The snapshot of the last scan that also compared `xmin`, if that is older: it decides for copied rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<Snapshot>,
+    /// An earlier snapshot, from before all transactions that ran at the one for copied rows. A transaction that it sees
+    /// had ended before these began, so none of them is a savepoint of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Snapshot>,
+    /// Savepoints with published rows since `copies`, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub savepoints: Vec<u64>,
     /// These transactions may be unpublished, even if `pair` sees them: they are older than the relay's knowledge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Snapshot>,
@@ -56,15 +66,53 @@ impl Published {
     /// delivers no transaction below its `catalog_xmin` (`oldest`). Rows that `now` sees may be older than slot or publication.
     pub(crate) fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
         let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
-        Published { pair, also: Vec::new(), floor: Some(now), flushed: None, earlier: Vec::new() }
+        Published { floor: Some(now), ..Published::at(pair) }
+    }
+
+    /// All rows that the snapshot of `pair` sees are published.
+    pub(crate) fn at(pair: Pair) -> Published {
+        Published {
+            pair,
+            also: Vec::new(),
+            copies: None,
+            before: None,
+            savepoints: Vec::new(),
+            floor: None,
+            flushed: None,
+            earlier: Vec::new(),
+        }
     }
 
     /// The published rows after a promotion at `switch_lsn`. Later transactions are lost, and their ids used again.
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
         let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
         let pair = pairs.next()?.clone();
-        let (also, floor, flushed) = (Vec::new(), self.floor.clone(), None);
-        Some(Published { pair, also, floor, flushed, earlier: pairs.cloned().collect() })
+        let is_newest = pair == self.pair;
+        let earlier = pairs.cloned().collect();
+        let mut published = Published { floor: self.floor.clone(), earlier, ..Published::at(pair) };
+        // Those of an earlier pair are not kept.
+        if is_newest {
+            published.copies.clone_from(&self.copies);
+            published.before.clone_from(&self.before);
+            published.savepoints.clone_from(&self.savepoints);
+        }
+        Some(published)
+    }
+
+    /// Whether the transaction of a row's column is published.
+    pub(crate) fn has(&self, xid: Option<u64>) -> bool {
+        xid.is_some_and(|xid| self.pair.snapshot.sees(xid) || self.also.contains(&xid))
+    }
+
+    /// The snapshot that decides by `xmin`.
+    pub(crate) fn copies(&self) -> &Snapshot {
+        self.copies.as_ref().unwrap_or(&self.pair.snapshot)
+    }
+
+    /// The value of `before` where `next` decides by `xmin`.
+    pub(crate) fn before(&self, next: &Snapshot) -> Option<Snapshot> {
+        let is_before = self.copies().xmax() <= next.xmin();
+        if is_before { Some(self.copies().clone()) } else { self.before.clone() }
     }
 }
 
@@ -131,10 +179,11 @@ impl Trail {
     }
 
     fn advance(&mut self, pair: Pair) {
-        let (mut earlier, mut also) = (Vec::new(), Vec::new());
+        let (mut earlier, mut also, mut older) = (Vec::new(), Vec::new(), None);
         // Without earlier knowledge, rows older than this snapshot may be unpublished.
         let mut floor = Some(pair.snapshot.clone());
         if let Some(before) = self.published.take() {
+            older = before.before(&pair.snapshot);
             let is_far =
                 before.earlier.first().is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
             earlier = before.earlier;
@@ -147,7 +196,7 @@ impl Trail {
         }
         // The snapshot does not see these: a transaction can end between the snapshot and the read of the end of the WAL.
         self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
-        self.published = Some(Published { pair, also, floor, flushed: None, earlier });
+        self.published = Some(Published { also, before: older, floor, earlier, ..Published::at(pair) });
     }
 }
 

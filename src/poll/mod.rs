@@ -11,6 +11,12 @@
 //! The exact source of a row's transaction is a column of type `xid8` with the default `pg_current_xact_id()`. The
 //! column has the id of the top transaction, also with savepoints, and an update of the row keeps it.
 //!
+//! A row that was copied with that column has the transaction of another row. Its `xmin` is another one, of a transaction
+//! that the snapshot does not see. So rows are unpublished, too, whose column the snapshot sees and whose `xmin` it does
+//! not see. [`Copies`] has what distinguishes them from rows of savepoints. No index has `xmin`, so this reads the whole
+//! table; a poller does it now and then. A row that is older than the transaction in its column has that of another
+//! server, with a higher counter: `xmin` decides alone.
+//!
 //! Without such a column, the system column `xmin` decides, and finds all of the rows and possibly more. The same holds
 //! for rows in which the column is NULL: they are older than the column, or were written with an explicit NULL.
 //!
@@ -20,9 +26,10 @@
 //!   published transaction says nothing about the rows with its id.
 //! - It has 32 bits, and counts as the latest transaction with these. A row that was not written for four thousand
 //!   million transactions may come again.
-//! - Below 3 are ids of rows that were frozen by servers before 9.4: older than any snapshot.
+//! - Below 3 are ids of rows that were frozen by servers before 9.4: older than any snapshot. In the column, they count
+//!   as published: an operator writes them there.
 //!
-//! Both need ids of the server that took the snapshot. A table that was restored from a dump has other ones.
+//! All need ids of the server that took the snapshot. A table that was restored from a dump has other ones.
 //!
 //! ## SQL of the operator
 //!
@@ -36,5 +43,6 @@ pub mod reader;
 pub mod select;
 
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
-pub use select::{Key, Order, Selection, TableFacts, Which};
-pub(crate) use select::{NEEDS_ORDER, as_streamed};
+pub(crate) use reader::{RowVersion, TableFile};
+pub use select::{Copies, Key, Order, Selection, TableFacts, Which};
+pub(crate) use select::{NEEDS_ORDER, as_streamed, copied};

@@ -11,7 +11,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStre
 use crate::config::OutboxConfig;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::poll::select::{Key, Order, Selection, TableFacts, Which, from, rows};
+use crate::poll::select::{Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by};
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
@@ -21,7 +21,7 @@ use crate::postgres::sql::SqlSession;
 use crate::snapshot::Snapshot;
 
 /// The columns after the outbox's at the end of each row.
-const OWN_COLUMNS: usize = 2;
+const OWN_COLUMNS: usize = 3;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
 /// The errors for an exported snapshot that ended with its session: a missing file, up to 15 and from 16 on, or a missing process.
@@ -37,6 +37,14 @@ pub struct Began {
     pub wal_end: Lsn,
     /// The end of the flushed WAL, which survives a crash of the server.
     pub flushed: Lsn,
+}
+
+/// The file of a table, and the transaction that changed its description last.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct TableFile {
+    pub(crate) oid: u32,
+    pub(crate) filenode: u32,
+    pub(crate) changed_by: u64,
 }
 
 /// A session that reads tables.
@@ -122,6 +130,21 @@ impl Reader {
         Ok(None)
     }
 
+    /// The files of these tables and of their partitions.
+    pub(crate) async fn table_files(&self, tables: &[&TableFacts]) -> Result<Vec<TableFile>> {
+        const DOING: &str = "looking at the files of the outbox table";
+        let oids = tables.iter().map(|facts| facts.oid.to_string()).collect::<Vec<_>>().join(",");
+        let oids = format!("'{{{oids}}}'::oid[]");
+        let sql = format!(
+            "select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('oid', c.oid::bigint, \
+             'filenode', c.relfilenode::bigint, 'changed_by', greatest({written_by}::bigint, 0))), '[]')::text \
+             from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = any ({oids}) or c.oid in \
+             (select p.relid from pg_catalog.unnest({oids}) t, pg_catalog.pg_partition_tree(t) p))",
+            written_by = written_by()
+        );
+        Ok(one_json(self.client(), DOING, &sql, &[]).await?)
+    }
+
     /// The result of [`count`](crate::poll::select::count), without a time limit. To cancel, drop this and the reader.
     pub async fn count(&self, sql: &str) -> Result<u64> {
         Ok(self.extent(sql).await?.0)
@@ -198,6 +221,15 @@ impl RowStream {
     }
 }
 
+/// Which transaction wrote a row, where its column does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct RowVersion {
+    /// The value of the column.
+    pub(crate) xid: Option<u64>,
+    /// The latest transaction with the 32 bits of its `xmin`.
+    pub(crate) xmin: u64,
+}
+
 /// A row of the table.
 pub struct PolledRow(SimpleQueryRow);
 
@@ -224,12 +256,13 @@ impl PolledRow {
     pub fn key(&self, outbox: &OutboxConfig) -> Key {
         let mut values = outbox.key_places().iter().map(|place| self.text(*place).unwrap_or_default().to_owned());
         let id = values.next().unwrap_or_default();
-        Key { order: self.at_end(2).map(str::to_owned), id, rest: values.collect() }
+        Key { order: self.at_end(3).map(str::to_owned), id, rest: values.collect() }
     }
 
-    /// Whether only `xmin` has the row's transaction: such rows may be found again.
-    pub(crate) fn is_by_xmin(&self) -> bool {
-        self.at_end(1) == Some("true")
+    /// Where its `xmin` is not the transaction in its column: such rows may be found again.
+    pub(crate) fn version(&self) -> Option<RowVersion> {
+        let xmin = self.at_end(1)?.parse().ok()?;
+        Some(RowVersion { xid: self.at_end(2).and_then(|xid| xid.parse().ok()), xmin })
     }
 
     fn at_end(&self, count: usize) -> Option<&str> {
@@ -330,7 +363,11 @@ fn is_about_sql(failed: &QueryError) -> bool {
 /// Explains the statements that will be run: that checks every privilege, of columns and functions too, and reads no row.
 async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<bool> {
     let none = "3:3:".parse().map_err(|error| Error::new(Kind::Bug, error))?;
-    let mut all = vec![Which::Unpublished { snapshot: &none, also: &[] }];
+    let mut all = vec![Which::Unpublished {
+        snapshot: &none,
+        also: &[],
+        copies: Some(Copies { snapshot: &none, before: None, savepoints: &[], all_from: None }),
+    }];
     all.extend(outbox.upkeep.pending.as_ref().map(|_| Which::Pending));
     all.extend(facts.time.as_ref().map(|_| Which::Since("-infinity")));
     let doing = if outbox.upkeep.order_by.is_some() { "checking outbox.order_by" } else { DESCRIBING };

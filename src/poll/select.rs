@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{OutboxConfig, TableName};
 use crate::decode;
 use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::snapshot::Snapshot;
@@ -129,9 +130,39 @@ pub enum Which<'a> {
         snapshot: &'a Snapshot,
         /// Published transactions that the snapshot does not see. Used only where a column has the transaction.
         also: &'a [u64],
+        /// Also rows with the transaction of another row that are not published.
+        copies: Option<Copies<'a>>,
     },
     /// Rows for which this SQL condition holds. The caller has quoted every part that an operator did not write as SQL.
     Where(&'a str),
+}
+
+/// Which rows with the transaction of another row are not published.
+///
+/// The column of such a row says that it is published, and `xmin` is of a transaction that `snapshot` may not see. Rows of
+/// savepoints look like that, too, but for those of transactions that had ended before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copies<'a> {
+    /// Copies that it sees are published.
+    pub snapshot: &'a Snapshot,
+    /// A transaction that this sees has no savepoint among those that `snapshot` may not see.
+    pub before: Option<&'a Snapshot>,
+    /// Published savepoints.
+    pub savepoints: &'a [u64],
+    /// All rows with this `xmin` or a later one: the caller knows which of them it has published.
+    pub all_from: Option<u64>,
+}
+
+impl<'a> Copies<'a> {
+    /// By what is known to be published.
+    pub(crate) fn of(published: &'a Published) -> Copies<'a> {
+        Copies {
+            snapshot: published.copies(),
+            before: published.before.as_ref(),
+            savepoints: &published.savepoints,
+            all_from: None,
+        }
+    }
 }
 
 /// Rows to read.
@@ -166,8 +197,8 @@ pub struct Key {
     pub rest: Vec<String>,
 }
 
-/// Selects the outbox's columns in their order, then the order of the row, and whether only `xmin` has its transaction. Rows
-/// come by their order, NULL last, and by their row key.
+/// Selects the outbox's columns in their order, then the order of the row, its transaction column, and its `xmin` if that is
+/// another one. Rows come by their order, NULL last, and by their row key.
 ///
 /// # Errors
 /// [`Kind::Config`] for a setting that is missing, a text that cannot be sent, and a key of another order than the table's.
@@ -176,7 +207,7 @@ pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>
     // ORDER BY takes a bare name for that of an output column, if there is one: these are called what no column is.
     let order = facts.order.as_ref().map_or("null".to_owned(), |order| format!("({})::text", order.sql));
     columns.push(format!("{order} as \"the order as text\""));
-    columns.push(format!("({})::text as \"by xmin\"", is_by_xmin(facts)?));
+    columns.extend(version(facts)?);
     let mut by: Vec<String> = facts.order.iter().map(|order| format!("({})", order.sql)).collect();
     for column in &facts.key {
         by.push(comparable(column)?);
@@ -211,11 +242,22 @@ pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'
 const NEXT: &str =
     "(select greatest(pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot())))";
 
-/// Whether the column does not have the row's transaction: it is NULL, or has an id of another server.
-fn is_by_xmin(facts: &TableFacts) -> Result<String> {
-    let Some(xid) = &facts.xid_column else { return Ok("true".to_owned()) };
-    let xid = quote_ident(xid)?;
-    Ok(format!("{xid} is null or {xid} >= {NEXT}"))
+/// The latest transaction with the 32 bits of the row's `xmin`. It is the row's or a later one.
+pub(super) fn written_by() -> String {
+    format!("({NEXT}::text::bigint - (({NEXT}::text::bigint - xmin::text::bigint) & 4294967295))::text")
+}
+
+/// The transaction column, and `xmin` where it is not the same transaction, both as text.
+fn version(facts: &TableFacts) -> Result<[String; 2]> {
+    let xid = facts.xid_column.as_ref().map(|xid| quote_ident(xid)).transpose()?;
+    let told = xid.as_ref().map_or("null".to_owned(), |xid| format!("{xid}::text"));
+    let xmin = match xid {
+        // Who may read some of the columns only may not read xmin.
+        Some(_) if !facts.may_lock => "null".to_owned(),
+        Some(xid) => format!("case when xmin = {xid}::xid and {xid} < {NEXT} then null else {} end", written_by()),
+        None => written_by(),
+    };
+    Ok([format!("{told} as \"the transaction as text\""), format!("{xmin} as \"xmin as text\"")])
 }
 
 /// Rows of tables that inherit are no events; those of partitions are.
@@ -231,7 +273,7 @@ fn limit(sql: &mut String, selection: &Selection<'_>) {
 
 fn condition(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
     let mut all = Vec::new();
-    match &selection.which {
+    match selection.which {
         Which::All => {}
         Which::Pending => match &outbox.upkeep.pending {
             Some(pending) => all.push(format!("({pending})")),
@@ -241,12 +283,17 @@ fn condition(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_
             Some(column) => all.push(format!("{} >= {}", quote_ident(column)?, quote_literal(time)?)),
             None => return Err(needed("outbox.time", "the column with the time the event was written")),
         },
-        Which::Unpublished { snapshot, also } => all.push(unpublished(facts, snapshot, also)?),
+        Which::Unpublished { snapshot, also, copies } => all.push(unpublished(facts, snapshot, also, copies)?),
         Which::Where(sql) => all.push(format!("({sql})")),
     }
     if let (Some(until), Some(xid)) = (selection.until, &facts.xid_column) {
         let xid = quote_ident(xid)?;
-        let seen = format!("pg_visible_in_snapshot({xid}, {})", snapshot_literal(until)?);
+        let mut seen = format!("pg_visible_in_snapshot({xid}, {})", snapshot_literal(until)?);
+        // A row that is older than the transaction in its column has that of another server.
+        if facts.may_lock {
+            let (xmin, xmax) = (format!("{}::xid8", written_by()), until.xmax());
+            seen = format!("({seen} or {xid} > {xmin} and {xmin} < '{xmax}'::xid8)");
+        }
         all.push(if facts.xid_not_null { seen } else { format!("({xid} is null or {seen})") });
     }
     if let Some(key) = selection.after {
@@ -264,24 +311,58 @@ fn snapshot_literal(snapshot: &Snapshot) -> Result<String> {
     Ok(format!("{}::pg_snapshot", quote_literal(&snapshot.to_string())?))
 }
 
-fn unpublished(facts: &TableFacts, snapshot: &Snapshot, also: &[u64]) -> Result<String> {
+/// Transactions that the snapshot did not see are the running ones and the later ones, so an index on the column finds
+/// their rows, however long the oldest one runs.
+fn unpublished(facts: &TableFacts, snapshot: &Snapshot, also: &[u64], copies: Option<Copies<'_>>) -> Result<String> {
     let by_xmin = by_xmin(snapshot);
     let Some(xid) = &facts.xid_column else { return Ok(by_xmin) };
     let xid = quote_ident(xid)?;
-    let mut by_xid = format!(
-        "{xid} >= '{}'::xid8 and not pg_visible_in_snapshot({xid}, {})",
-        snapshot.xmin(),
-        snapshot_literal(snapshot)?
-    );
+    let mut by_xid = format!("{xid} >= '{}'::xid8", snapshot.xmax());
+    if !snapshot.running().is_empty() {
+        by_xid = format!("({by_xid} or {xid} = any ('{{{}}}'::xid8[]))", list(snapshot.running()));
+    }
     if !also.is_empty() {
-        let also: Vec<_> = also.iter().map(u64::to_string).collect();
-        by_xid.push_str(&format!(" and {xid} <> all ('{{{}}}'::xid8[])", also.join(",")));
+        by_xid.push_str(&format!(" and {xid} <> all ('{{{}}}'::xid8[])", list(also)));
     }
-    // Who may read some of the columns only may not read xmin.
+    let mut any = Vec::new();
     if facts.may_lock {
-        by_xid.push_str(&format!(" and ({xid} < {NEXT} or {by_xmin})"));
+        // No row is older than its transaction: else the column has an id of another server, or of a later ALTER TABLE.
+        let is_true = format!("xmin = {xid}::xid and {xid} < {NEXT} or {xid} < {}::xid8", written_by());
+        any.push(format!("{by_xid} and ({is_true} or {by_xmin})"));
+        any.extend(copies.map(|copies| copied(&xid, also, copies)).transpose()?);
+    } else {
+        any.push(by_xid);
     }
-    Ok(if facts.xid_not_null { by_xid } else { format!("({by_xid} or {xid} is null and {by_xmin})") })
+    if !facts.xid_not_null {
+        any.push(format!("{xid} is null and {by_xmin}"));
+    }
+    Ok(format!("({})", any.join(" or ")))
+}
+
+/// The condition for copied rows that are not published; NULL where the column is.
+pub(crate) fn copied(xid: &str, also: &[u64], copies: Copies<'_>) -> Result<String> {
+    let Copies { snapshot, before, savepoints, all_from } = copies;
+    let xmin = format!("{}::xid8", written_by());
+    let not_any = |value: &str, xids: &[u64]| format!("{value} <> all ('{{{}}}'::xid8[])", list(xids));
+    let mut is_later =
+        format!("({xmin} >= '{}'::xid8 or {xmin} = any ('{{{}}}'::xid8[]))", snapshot.xmax(), list(snapshot.running()));
+    for (value, published) in [(xid, also), (&xmin, savepoints)] {
+        if !published.is_empty() {
+            is_later.push_str(&format!(" and {}", not_any(value, published)));
+        }
+    }
+    let mut any = vec![is_later];
+    if let Some(before) = before {
+        any.push(format!("pg_visible_in_snapshot({xid}, {})", snapshot_literal(before)?));
+    }
+    any.extend(all_from.map(|from| format!("{xmin} >= '{from}'::xid8")));
+    let by_xmin = by_xmin(snapshot);
+    // The remedy for rows of another server writes an id that no transaction has.
+    Ok(format!("xmin <> {xid}::xid and {xid} >= '{FIRST_NORMAL_XID}'::xid8 and {by_xmin} and ({})", any.join(" or ")))
+}
+
+fn list(xids: &[u64]) -> String {
+    xids.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// How many transactions ago the row was written, on the circle of 32-bit ids, against how many ago the oldest was begun

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
+use crate::config::{Config, CopiedRows, DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Event, Place, Shown, Via};
 use crate::failpoint;
@@ -232,7 +232,7 @@ enum Decision {
 pub struct Publisher<S> {
     pub(super) setup: Setup,
     pub(super) routers: Vec<Router>,
-    rows: Vec<RowPolicy>,
+    pub(super) rows: Vec<RowPolicy>,
     /// Events in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
     /// Where records go.
@@ -335,6 +335,17 @@ impl<S: Sink> Publisher<S> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
         let rows = self.rows.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        if event.is_copied() {
+            rows.copied(event, &self.setup.slot);
+            match rows.upkeep.copied_rows {
+                CopiedRows::Publish => {}
+                CopiedRows::Skip => {
+                    let Event { place, committed_at_us, xid, .. } = *event;
+                    return self.done(InFlight { place, committed_at_us, xid, ..InFlight::default() });
+                }
+                CopiedRows::Stop => return Err(stops_at_copy(event, &self.setup.slot)),
+            }
+        }
         let mut known = InFlight {
             write_back: rows.on_acked(event),
             id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
@@ -858,6 +869,21 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. 
             "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
              each outbox; rename the headers)");
     }
+}
+
+#[cold]
+fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
+    let cause = format!(
+        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has another one; \
+         outbox.copied_rows is stop",
+        event.xid.unwrap_or_default()
+    );
+    let Place { commit_lsn, index, .. } = event.place;
+    let error = Error::new(Kind::Event, cause).remedy(
+        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where their events are \
+         published already",
+    );
+    error.of_row(Shown::of(event.id())).of_event(commit_lsn, index)
 }
 
 /// The assembler counts outboxes as the configuration does.

@@ -1,10 +1,10 @@
 //! The choice of rows to read from the table before a slot can be streamed, or instead. No I/O.
 
-use crate::config::{Backlog, Config, Mode, OnLoss, OutboxConfig, StoreKind};
+use crate::config::{Backlog, Config, CopiedRows, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
-use crate::poll::{NEEDS_ORDER, TableFacts, Which};
+use crate::poll::{Copies, NEEDS_ORDER, TableFacts, Which};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
@@ -268,7 +268,12 @@ pub(crate) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
         Rows::Unpublished if outbox.upkeep.delete => Some(Which::All),
         Rows::Unpublished => Some(match published {
             None => Which::All,
-            Some(known) => Which::Unpublished { snapshot: &known.pair.snapshot, also: &known.also },
+            Some(known) => {
+                // Skipped are rows whose column has a published transaction.
+                let skips = outbox.upkeep.copied_rows == CopiedRows::Skip;
+                let copies = (!skips).then(|| Copies::of(known));
+                Which::Unpublished { snapshot: &known.pair.snapshot, also: &known.also, copies }
+            }
         }),
     }
 }
@@ -329,6 +334,14 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
         return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
+    if matches!(task, TableTask::Poll(_)) && outbox.upkeep.marks_any() && !outbox.upkeep.says_for_itself() {
+        let cause =
+            format!("table {table} cannot be polled: no poll could tell a row that walrelay marked from a copied one");
+        return Err(Error::new(Kind::Config, cause).remedy(
+            "set outbox.pending to the condition that outbox.mark ends, such as published_at is null; or remove \
+             outbox.mark, mark_failed and mark_waiting",
+        ));
+    }
     if matches!(task, TableTask::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: no column tells which rows were not published");
         let mut setup = NextCommand::new("setup").option("slot", slot);

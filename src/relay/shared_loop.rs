@@ -326,6 +326,9 @@ impl<'a> SharedLoop<'a> {
         for (outbox, router) in publisher.setup.outboxes.iter().zip(&mut publisher.routers) {
             metrics.outbox_events(&outbox.source.to_string(), std::mem::take(&mut router.events));
         }
+        for rows in &mut publisher.rows {
+            metrics.copied_rows(&rows.outbox, std::mem::take(&mut rows.copied));
+        }
         let now_us = now_us();
         for committed_at_us in publisher.ledger.take_finished() {
             metrics.observe_commit_to_ack(committed_at_us, now_us);

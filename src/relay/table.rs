@@ -21,7 +21,7 @@ use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, Which, table_facts};
+use crate::poll::{Began, Reader, TableFile, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
@@ -32,7 +32,7 @@ use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::Lease;
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
+use crate::relay::table_loop::{OutboxTable, PollScan, Query, TableLoop};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
@@ -45,6 +45,10 @@ use crate::upkeep::parked::{ParkedRef, none_left_behind};
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
+/// How often a poller compares the `xmin` of every row at most, and the part of its time that this may take: no index has
+/// `xmin`, so that each of these scans reads the whole table.
+const XMIN_INTERVAL: Duration = Duration::from_secs(1);
+const XMIN_SHARE: u32 = 50;
 /// How long an idle poller may go without storing its snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
@@ -94,8 +98,11 @@ pub(super) async fn run(
     let delivered = delivered.into_iter().chain(publisher.write_backs.rows().cloned()).collect();
     let mut reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
     reading.published = found;
+    // Another process may have read the table since.
+    reading.published.remembers_from = None;
     reading.shared.gives_way = matches!(task, TableTask::Again(_));
-    let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
+    let files = Vec::new();
+    let mut work = Work { reading, reader, tables, files, control, notified, facts, config, telemetry, stop };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
     // After an error the lease may be gone, and retries would come behind newer events.
     if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
@@ -155,6 +162,8 @@ struct Work<'a> {
     reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable<'a>>,
+    /// The files of the tables at the last scan of `xmin`.
+    files: Vec<TableFile>,
     control: Control,
     /// A notification says that there are new rows.
     notified: Arc<Notify>,
@@ -193,10 +202,10 @@ impl Work<'_> {
         if let Some(until) = begun.filter(|_| plan.finishes) {
             let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
             self.reading.stored.published = plan.published.take();
-            if self.read(lsn, Some(&until), false).await?.is_none() {
+            if self.read(lsn, Some(&until), PollScan::Xmin, false).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
-            self.is_read(until, lsn, Some(flushed)).await?;
+            self.is_read(until, lsn, Some(flushed), PollScan::Xmin).await?;
             plan.published = self.reading.stored.published.take();
             plan.rows = Rows::Unpublished;
         }
@@ -310,8 +319,8 @@ impl Work<'_> {
     async fn catch_up(&mut self, until: Snapshot, lsn: Lsn, again: bool) -> Result<Ended> {
         let began = Instant::now();
         let resumed = again.then_some(&until);
-        let Some(read) = self.read(lsn, resumed, true).await? else { return Ok(Ended::Stopped) };
-        self.is_read(until, lsn, None).await?;
+        let Some(read) = self.read(lsn, resumed, PollScan::Xmin, true).await? else { return Ok(Ended::Stopped) };
+        self.is_read(until, lsn, None, PollScan::Xmin).await?;
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
@@ -339,7 +348,7 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let query = Query { sql: &sql, total: None, table, lsn, via: Via::Replay };
+            let query = Query { sql: &sql, total: None, table, lsn, via: Via::Replay, published: None };
             if self.reading.table(&self.reader, &query).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
@@ -358,6 +367,7 @@ impl Work<'_> {
         let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
+        let mut xmin_due = Instant::now();
         loop {
             self.reading.retry_parked().await?;
             let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
@@ -374,11 +384,20 @@ impl Work<'_> {
                 self.telemetry.connected(Side::Postgres, true);
             }
             let until = resumed.clone().unwrap_or(now);
-            self.reading.begin_poll(&until);
-            let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
+            let began = Instant::now();
+            let scan = if xmin_due <= began { PollScan::Xmin } else { PollScan::Column };
+            let rewritten_by = if scan == PollScan::Xmin { self.rewritten_by().await? } else { None };
+            self.reading.begin_poll(scan, rewritten_by);
+            let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else { return Ok(Ended::Stopped) };
+            // Rows that the process before this one read are not remembered.
+            if resumed.is_none() {
+                self.reading.published.end(until.xmax());
+            }
             // The log was not beyond this when an earlier snapshot was taken, either.
-            self.is_read(until, lsn, Some(flushed)).await?;
-            self.reading.published.end();
+            self.is_read(until, lsn, Some(flushed), scan).await?;
+            if scan == PollScan::Xmin && resumed.is_none() {
+                xmin_due = next_xmin_scan(began, began.elapsed());
+            }
             if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
@@ -412,6 +431,23 @@ impl Work<'_> {
         }
     }
 
+    /// The transaction up to which `xmin` says nothing, because it rewrote a table since the last scan of `xmin`.
+    async fn rewritten_by(&mut self) -> Result<Option<u64>> {
+        let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
+        let files = self.reader.table_files(&tables).await?;
+        let is_other = |file: &&TableFile| {
+            self.files.iter().any(|before| before.oid == file.oid && before.filenode != file.filenode)
+        };
+        let rewritten_by = files.iter().filter(is_other).map(|file| file.changed_by).max();
+        self.files = files;
+        if rewritten_by.is_some() {
+            tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
+                "a table was rewritten: of rows that were copied into it just before, those whose transaction column has \
+                 a published transaction are not published: walrelay verify finds them");
+        }
+        Ok(rewritten_by)
+    }
+
     fn log_poll(&self, why: &str) {
         let slot = &self.config.source.slot;
         tracing::info!(event = "polling", %slot, why, "reading the table instead of a slot");
@@ -439,8 +475,8 @@ impl Work<'_> {
     }
 
     /// Everything that `until` sees was read, and is published but for what was left out. The log was at `lsn`, and on disk
-    /// up to `flushed`, after it was taken.
-    async fn is_read(&mut self, until: Snapshot, lsn: Lsn, flushed: Option<Lsn>) -> Result<()> {
+    /// up to `flushed`, after it was taken. Without the scan of `xmin`, copied rows may be left that it sees.
+    async fn is_read(&mut self, until: Snapshot, lsn: Lsn, flushed: Option<Lsn>, scan: PollScan) -> Result<()> {
         self.reader.end().await?;
         let stored = &mut self.reading.stored;
         let before = stored.published.take();
@@ -451,16 +487,33 @@ impl Work<'_> {
             // Some were left out.
             (Some(Rows::None | Rows::Pending | Rows::Since(_)) | None, _) => Some(until.clone()),
         };
+        let (mut copies, mut older, mut savepoints) = (None, None, Vec::new());
+        if let Some(before) = &before {
+            match scan {
+                PollScan::Xmin => older = before.before(&until),
+                PollScan::Column => {
+                    (copies, older) = (Some(before.copies().clone()), before.before.clone());
+                    savepoints = self.reading.published.savepoints(&before.savepoints);
+                }
+            }
+        }
         // Transactions that were known to be published and that `until` does not see yet are so still.
         let also = before.into_iter().flat_map(|before| before.also).filter(|xid| !until.sees(*xid)).collect();
         let pair = Pair { snapshot: until, lsn };
-        stored.published = Some(Published { pair, also, floor, flushed, earlier: Vec::new() });
+        stored.published =
+            Some(Published { also, copies, before: older, savepoints, floor, flushed, ..Published::at(pair) });
         Ok(())
     }
 
     /// Reads what is to be read of each table, and gives the number of rows; `None` where the relay was told to stop.
     /// `resumed` is the snapshot this was begun with, where that is not the transaction's own.
-    async fn read(&mut self, lsn: Lsn, resumed: Option<&Snapshot>, counted: bool) -> Result<Option<u64>> {
+    async fn read(
+        &mut self,
+        lsn: Lsn,
+        resumed: Option<&Snapshot>,
+        scan: PollScan,
+        counted: bool,
+    ) -> Result<Option<u64>> {
         let mut read = 0;
         for table @ OutboxTable { outbox, facts, .. } in &self.tables {
             let Some(catch_up) = &mut self.reading.stored.catch_up else { continue };
@@ -475,7 +528,15 @@ impl Work<'_> {
             (catch_up.table_oid, catch_up.order, catch_up.after) = (facts.oid, order, after.clone());
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
-            let Some(which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };
+            let Some(mut which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };
+            let mut published = None;
+            if let Which::Unpublished { copies, .. } = &mut which {
+                copies.take_if(|_| scan == PollScan::Column);
+                if let Some(copies) = copies {
+                    copies.all_from = self.reading.published.remembers_from;
+                }
+                published = known.as_ref();
+            }
             let selection = Selection { which, until: resumed, after: after.as_ref(), limit: None };
             let total = match counted {
                 true => {
@@ -494,9 +555,9 @@ impl Work<'_> {
                 tracing::info!(event = "reading_table", %slot, %table, rows = total, "reading the table");
             }
             let sql = rows(facts, outbox, &selection)?;
-            let query = Query { sql: &sql, total, table, lsn, via: Via::Table };
-            let Some(published) = self.reading.table(&self.reader, &query).await? else { return Ok(None) };
-            read += published;
+            let query = Query { sql: &sql, total, table, lsn, via: Via::Table, published };
+            let Some(sent) = self.reading.table(&self.reader, &query).await? else { return Ok(None) };
+            read += sent;
         }
         Ok(Some(read))
     }
@@ -550,6 +611,11 @@ async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
     Ok(Waits { text, oldest: oldest.unwrap_or_default() })
 }
 
+/// When to compare `xmin` again after a scan that took this long: that stays a small part of the time.
+fn next_xmin_scan(began: Instant, took: Duration) -> Instant {
+    began + took.saturating_mul(XMIN_SHARE).max(XMIN_INTERVAL)
+}
+
 /// Whether the server could serve a slot by now, and there is a publication for it.
 async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
     let server = preflight::server(client).await?;
@@ -559,4 +625,18 @@ async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Resu
     let row = row.map_err(|error| fault::sql(act, &error))?;
     let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
     Ok(is_published && preflight::judge_server(&server).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_of_xmin_take_a_small_part_of_the_time_however_large_the_table_is() {
+        let began = Instant::now();
+        let after = |ms| next_xmin_scan(began, Duration::from_millis(ms)) - began;
+        assert_eq!(after(0), XMIN_INTERVAL);
+        assert_eq!(after(20), XMIN_INTERVAL);
+        assert_eq!(after(1_000), Duration::from_secs(50));
+    }
 }

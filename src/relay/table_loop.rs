@@ -2,7 +2,7 @@
 //!
 //! Beside what [`SharedLoop`] waits for, and after it: the next row, while there is room (P4).
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
-use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
+use crate::ledger::trail::Published;
+use crate::poll::{Key, PolledRow, Reader, RowStream, RowVersion, TableFacts};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
@@ -22,7 +23,6 @@ use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::sink::AnySink;
-use crate::snapshot::Snapshot;
 use crate::source::control::Control;
 use crate::state::Stored;
 use crate::upkeep::Marker;
@@ -37,9 +37,6 @@ const WRITE_BACK_ROWS: usize = 1_000;
 /// Rows taken before everything else gets its turn.
 pub(crate) const ROWS_PER_TURN: usize = 256;
 
-/// Rows that a poller remembers; of more, some are published again.
-const ROWS_MAX: usize = 100_000;
-
 /// Publishes the rows of tables, one scan after another.
 pub(super) struct TableLoop<'a> {
     pub(super) shared: SharedLoop<'a>,
@@ -50,7 +47,7 @@ pub(super) struct TableLoop<'a> {
     pub(super) kept: Option<Stored>,
     /// Rows that the slot delivered.
     pub(super) delivered: HashSet<RowId>,
-    pub(super) published: PublishedRows,
+    pub(super) published: PublishedVersions,
     next_store: Instant,
 }
 
@@ -70,6 +67,8 @@ pub(super) struct Query<'q> {
     /// The end of the log when the table is read.
     pub(super) lsn: Lsn,
     pub(super) via: Via,
+    /// What is known to be published, where rows are chosen by that.
+    pub(super) published: Option<&'q Published>,
 }
 
 struct Scan<'q> {
@@ -127,7 +126,7 @@ impl<'a> TableLoop<'a> {
             stored,
             kept: None,
             delivered,
-            published: PublishedRows::default(),
+            published: PublishedVersions::default(),
             next_store: now,
         }
     }
@@ -263,10 +262,20 @@ impl<'a> TableLoop<'a> {
         scan.read += 1;
         failpoint::reached("read");
         // Without a row key, another row could be taken for this one.
-        if event.row.has_key() && (row.is_by_xmin() || !self.delivered.is_empty()) {
-            let row_id = event.row_id();
-            if self.delivered.contains(&row_id) || row.is_by_xmin() && !self.published.is_new(&row_id) {
+        if !self.delivered.is_empty() && event.row.has_key() && self.delivered.contains(&event.row_id()) {
+            return Ok(());
+        }
+        if let Some(version) = row.version().filter(|_| !scan.query.table.outbox.upkeep.says_for_itself()) {
+            if !self.published.is_new(version) {
                 return Ok(());
+            }
+            if scan.query.published.is_some_and(|published| published.has(version.xid)) {
+                if self.published.rewritten_by.is_some_and(|rewritten_by| version.xmin <= rewritten_by) {
+                    return Ok(());
+                }
+                if let Some(rows) = self.publisher.rows.get_mut(event.outbox) {
+                    rows.copied(&event, &self.shared.process.config.source.slot);
+                }
             }
         }
         event.committed_at_us = now_us();
@@ -286,10 +295,11 @@ impl<'a> TableLoop<'a> {
         tracing::info!(event = "reading_table", %slot, %table, rows, acked, of = scan.query.total, "reading the table");
     }
 
-    /// A poller scans rows up to this snapshot.
-    pub(super) fn begin_poll(&mut self, until: &Snapshot) {
-        let published = self.stored.published.as_ref().map(|published| published.pair.snapshot.xmin());
-        self.published.begin(until.xmax(), published.unwrap_or_default());
+    /// A poller begins a scan, which finds no row by an `xmin` below that of the last scan that compared all of them.
+    pub(super) fn begin_poll(&mut self, scan: PollScan, rewritten_by: Option<u64>) {
+        let oldest = self.stored.published.as_ref().map(|published| published.copies().xmin());
+        self.published.begin(scan, oldest.unwrap_or_default());
+        self.published.rewritten_by = rewritten_by;
     }
 
     pub(super) fn report(&mut self, now: Instant) {
@@ -448,42 +458,128 @@ impl<'a> TableLoop<'a> {
     }
 }
 
-/// Rows that a poller finds more than once.
+/// Row versions that a poller finds more than once.
 ///
-/// Of a row that does not tell its transaction only `xmin` is known, and it is found as long as some transaction from
-/// before it is under way (see [`crate::poll`]). A poller that has published it does not publish it at each scan.
+/// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as long as some transaction
+/// from before it is under way (see [`crate::poll`]). All versions with one `xmin` become visible at once. A scan that
+/// compares the `xmin` of all rows reads all of them, and a bit for each `xmin` remembers that. Other scans read the
+/// versions of one transaction column, and remember the pairs.
 #[derive(Debug, Default)]
-pub(super) struct PublishedRows {
-    /// Published rows, and below which transaction they were written.
-    published: HashMap<RowId, u64>,
-    scanned: Vec<RowId>,
-    /// The rows of this scan are of transactions below this one; none without a poller.
-    xmax: Option<u64>,
+pub(super) struct PublishedVersions {
+    /// Read by scans of the column since the last scan of `xmin`.
+    pairs: HashSet<RowVersion>,
+    /// The `xmin` of versions that scans of `xmin` read.
+    read: Xids,
+    /// Those of this scan.
+    scanned_pairs: HashSet<RowVersion>,
+    scanned: Xids,
+    /// What this scan compares; none without a poller.
+    scan: Option<PollScan>,
+    /// Up to this transaction `xmin` tells no copied row: the table was rewritten since the last scan.
+    rewritten_by: Option<u64>,
+    /// All published versions with this `xmin` or a later one are remembered; none before the first scan of `xmin`.
+    pub(super) remembers_from: Option<u64>,
 }
 
-impl PublishedRows {
-    /// Another scan, of rows of transactions below `xmax`, which finds none below `xmin` any more.
-    fn begin(&mut self, xmax: u64, xmin: u64) {
-        self.scanned.clear();
-        self.xmax = Some(xmax);
-        self.published.retain(|_, below| *below > xmin);
+/// What a poll compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PollScan {
+    /// The transaction column, by its index.
+    Column,
+    /// Also the `xmin` of every row.
+    Xmin,
+}
+
+impl PublishedVersions {
+    /// Another scan, which finds none whose `xmin` is below `oldest`.
+    fn begin(&mut self, scan: PollScan, oldest: u64) {
+        self.scan = Some(scan);
+        self.scanned_pairs.clear();
+        self.scanned = Xids::from(oldest);
+        self.read.forget_below(oldest);
     }
 
-    fn is_new(&mut self, row: &RowId) -> bool {
-        if self.xmax.is_none() {
-            return true;
+    fn is_new(&mut self, version: RowVersion) -> bool {
+        let Some(scan) = self.scan else { return true };
+        if self.read.has(version.xmin) {
+            return false;
         }
-        let is_new = !self.published.contains_key(row);
-        if is_new && self.published.len() + self.scanned.len() < ROWS_MAX {
-            self.scanned.push(row.clone());
+        match scan {
+            PollScan::Column => drop(self.scanned_pairs.insert(version)),
+            PollScan::Xmin => self.scanned.add(version.xmin),
         }
-        is_new
+        !self.pairs.contains(&version)
     }
 
-    /// The rows of the scan are published.
-    pub(super) fn end(&mut self) {
-        let below = self.xmax.unwrap_or_default();
-        self.published.extend(self.scanned.drain(..).map(|row| (row, below)));
+    /// The rows of the scan are published, which saw no transaction from `xmax` on.
+    pub(super) fn end(&mut self, xmax: u64) {
+        match self.scan {
+            Some(PollScan::Xmin) => {
+                self.remembers_from.get_or_insert(xmax);
+                self.pairs.clear();
+                self.read.add_all(&self.scanned);
+            }
+            Some(PollScan::Column) => self.pairs.extend(self.scanned_pairs.drain()),
+            None => {}
+        }
+    }
+
+    /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier process stored.
+    pub(super) fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
+        let mut savepoints: Vec<u64> = self.pairs.iter().map(|version| version.xmin).collect();
+        savepoints.extend(stored);
+        savepoints.sort_unstable();
+        savepoints.dedup();
+        savepoints.drain(..savepoints.len().saturating_sub(SAVEPOINTS_MAX));
+        savepoints
+    }
+}
+
+/// Savepoints that are stored at most; rows of earlier ones may be published again after a crash.
+const SAVEPOINTS_MAX: usize = 2_000;
+
+/// A set of transaction ids from the first one on, a bit for each.
+#[derive(Debug, Default)]
+struct Xids {
+    /// The id of the first bit, a multiple of 64.
+    first: u64,
+    words: VecDeque<u64>,
+}
+
+impl Xids {
+    fn from(oldest: u64) -> Xids {
+        Xids { first: oldest / 64 * 64, words: VecDeque::new() }
+    }
+
+    fn forget_below(&mut self, oldest: u64) {
+        let words = oldest.saturating_sub(self.first) / 64;
+        self.words.drain(..self.words.len().min(usize::try_from(words).unwrap_or(usize::MAX)));
+        self.first += words * 64;
+    }
+
+    /// The index of the word of this id.
+    fn word(&self, xid: u64) -> Option<usize> {
+        usize::try_from(xid.checked_sub(self.first)? / 64).ok()
+    }
+
+    fn has(&self, xid: u64) -> bool {
+        self.word(xid).and_then(|word| self.words.get(word)).is_some_and(|word| word & 1 << (xid % 64) != 0)
+    }
+
+    fn add(&mut self, xid: u64) {
+        let Some(at) = self.word(xid) else { return };
+        self.words.resize(self.words.len().max(at + 1), 0);
+        if let Some(word) = self.words.get_mut(at) {
+            *word |= 1 << (xid % 64);
+        }
+    }
+
+    fn add_all(&mut self, others: &Xids) {
+        let ids = |(at, word): (usize, &u64)| {
+            let (first, word) = (others.first + at as u64 * 64, *word);
+            (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| first + bit)
+        };
+        others.words.iter().enumerate().flat_map(ids).for_each(|xid| self.add(xid));
     }
 }
 
@@ -491,19 +587,45 @@ impl PublishedRows {
 mod tests {
     use super::*;
 
+    fn version(xid: Option<u64>, xmin: u64) -> RowVersion {
+        RowVersion { xid, xmin }
+    }
+
     #[test]
-    fn a_polled_row_is_new_until_a_scan_that_found_it_has_ended() {
-        let (mut found, row) = (PublishedRows::default(), RowId::new(0, std::iter::once(&b"7"[..])));
-        assert!(found.is_new(&row) && found.is_new(&row), "nobody polls");
-        found.begin(20, 10);
-        assert!(found.is_new(&row));
+    fn a_row_version_is_new_until_a_scan_that_found_it_has_ended() {
+        let (mut published, row) = (PublishedVersions::default(), version(None, 25));
+        assert!(published.is_new(row) && published.is_new(row), "nobody polls");
+        published.begin(PollScan::Column, 10);
+        assert!(published.is_new(row));
         // That scan failed.
-        found.begin(21, 10);
-        assert!(found.is_new(&row));
-        found.end();
-        found.begin(30, 20);
-        assert!(!found.is_new(&row), "it may be of transaction 20");
-        found.begin(40, 21);
-        assert!(found.published.is_empty());
+        published.begin(PollScan::Column, 10);
+        assert!(published.is_new(row));
+        published.end(30);
+        published.begin(PollScan::Xmin, 20);
+        assert!(!published.is_new(row) && published.is_new(version(Some(3), 25)), "a copy by the same transaction");
+        published.end(30);
+        published.begin(PollScan::Column, 20);
+        assert!(!published.is_new(row) && !published.is_new(version(Some(4), 25)), "all of them were read");
+        assert!(published.is_new(version(None, 26)) && published.is_new(version(None, 25 + 640)));
+        published.begin(PollScan::Xmin, 20);
+        assert!(published.is_new(version(None, 25 + 640)), "that scan failed, too");
+        published.end(30);
+        published.begin(PollScan::Column, 600);
+        assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
+        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (2, 576, 0));
+    }
+
+    #[test]
+    fn a_set_of_transactions_forgets_the_old_ones() {
+        let mut xids = Xids::from(130);
+        [127, 128, 130, 191, 192, 1 << 20].into_iter().for_each(|xid| xids.add(xid));
+        assert!(!xids.has(127) && [128, 130, 191, 192, 1 << 20].into_iter().all(|xid| xids.has(xid)));
+        assert!(!xids.has(129) && !xids.has(1 << 21));
+        xids.forget_below(200);
+        assert!(!xids.has(191) && xids.has(192) && xids.has(1 << 20));
+        xids.forget_below(1 << 30);
+        assert!(xids.words.is_empty() && xids.first == 1 << 30);
+        xids.forget_below(7);
+        assert_eq!(xids.first, 1 << 30);
     }
 }

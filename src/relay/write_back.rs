@@ -1,9 +1,11 @@
 //! Writes to the rows of delivered events: which rows, in which order, and how many are done. No I/O.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::config::{OutboxConfig, SlotName, Upkeep, max_attempts};
+use parking_lot::Mutex;
+
+use crate::config::{CopiedRows, OutboxConfig, SlotName, Upkeep, max_attempts};
 use crate::event::{Event, RowId, Shown};
 use crate::position::Position;
 use crate::relay::context::ContextColumns;
@@ -176,6 +178,8 @@ pub(super) struct RowPolicy {
     max_attempts: Option<usize>,
     /// Whether a value of that column that is no number was logged.
     logged: bool,
+    /// Rows with the transaction of another row, since the last report.
+    pub(super) copied: u64,
     pub(super) context: ContextColumns,
 }
 
@@ -186,6 +190,7 @@ impl RowPolicy {
             upkeep: outbox.upkeep.clone(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.index_of(column)),
             logged: false,
+            copied: 0,
             context: ContextColumns::of(outbox),
         }
     }
@@ -201,6 +206,25 @@ impl RowPolicy {
                 "outbox.columns.max_attempts is no whole number; the row is tried as often as others");
         }
         max
+    }
+
+    /// Counts a row with the transaction of another row, and tells the first one.
+    #[cold]
+    pub(super) fn copied(&mut self, event: &Event<'_>, slot: &SlotName) {
+        /// Outboxes with a warning: a producer does not live long.
+        static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+        self.copied += 1;
+        if WARNED.lock().insert((slot.to_string(), self.outbox.clone())) {
+            let (outbox, row, place) = (&self.outbox, Shown::of(event.id()), event.place);
+            let outcome = match self.upkeep.copied_rows {
+                CopiedRows::Publish => "publish",
+                CopiedRows::Skip => "skip",
+                CopiedRows::Stop => "stop",
+            };
+            tracing::warn!(event = "rows_copied", %slot, outbox, %row, %place, outcome,
+                "another transaction than the row's transaction column says wrote the row: it was copied, moved, \
+                 restored or updated (logged once for each outbox; outbox.copied_rows decides)");
+        }
     }
 
     /// The write to the row of `event` after its ack.

@@ -34,6 +34,7 @@ pub(crate) async fn find(
         let Some(table) = Table::read(client, &name).await?.filter(Table::is_table) else { continue };
         let goes_by_row = outbox.upkeep.writes_any() || parks;
         let transaction = table.xid_column().map(|column| column.name.as_str());
+        outbox.xid_column = transaction.map(str::to_owned);
         match table.row_key(&outbox.id) {
             Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, transaction),
             Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),

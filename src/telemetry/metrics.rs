@@ -132,6 +132,7 @@ metrics! {
     pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
     pub(crate) table_scan_seconds: Histogram = in_seconds, "Time from a query of a table to the ack of its last row";
     outbox_events: ByLabel<String, Counter> = plain, "Events of each outbox that were routed";
+    copied_rows: ByLabel<String, Counter> = plain, "Rows with the transaction of another row";
     pub(crate) synchronous_standby: Gauge = plain, "Whether commits of all sessions wait for this relay, as for a standby";
     pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
     pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
@@ -386,6 +387,7 @@ impl Metrics {
         metrics.stored_lsn.set(lsn);
         metrics.clock_difference_seconds.set(Some(1.0));
         metrics.outbox_events("", 1);
+        metrics.copied_rows("", 1);
         metrics.set_rows(RowState::Unpublished, "", one);
         metrics.set_rows(RowState::Failed, "", one);
         metrics.relay_info.get_or_create(&Vec::new()).set(1);
@@ -471,6 +473,11 @@ impl Metrics {
     /// Counts routed events of an outbox.
     pub(crate) fn outbox_events(&self, outbox: &str, events: u64) {
         self.outbox_events.get_or_create(&[(OUTBOX, outbox.to_owned())]).inc_by(events);
+    }
+
+    /// Counts rows of an outbox that have the transaction of another row.
+    pub(crate) fn copied_rows(&self, outbox: &str, rows: u64) {
+        self.copied_rows.get_or_create(&[(OUTBOX, outbox.to_owned())]).inc_by(rows);
     }
 
     /// Takes in whether another relay is at work. A relay that stood by before tries to take over.

@@ -5,15 +5,17 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio_postgres::{Client, Row};
 
-use crate::config::{OutboxConfig, TableName};
+use crate::config::{CopiedRows, OutboxConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
+use crate::poll::{Copies, copied};
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
+use crate::snapshot::Snapshot;
 use crate::source::preflight::system_identifier;
 use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
@@ -387,8 +389,13 @@ impl Partition {
 pub enum Basis {
     /// The row does not satisfy this `outbox.pending`.
     Pending(String),
-    /// The transaction that inserted the row, in this column.
-    Xid(String),
+    /// The transaction that inserted the row, in a column.
+    Xid {
+        /// The column.
+        column: String,
+        /// Whether copied rows are skipped; else `xmin` decides for them.
+        skips: bool,
+    },
     /// The transaction that wrote the row last, as far as Postgres keeps it.
     Xmin,
 }
@@ -398,7 +405,10 @@ impl Basis {
     pub fn of(outbox: &OutboxConfig, table: &Table) -> Basis {
         match (&outbox.upkeep.pending, table.xid_column()) {
             (Some(pending), _) => Basis::Pending(pending.clone()),
-            (None, Some(column)) => Basis::Xid(column.name.clone()),
+            (None, Some(column)) => {
+                let skips = outbox.upkeep.copied_rows == CopiedRows::Skip;
+                Basis::Xid { column: column.name.clone(), skips }
+            }
             (None, None) => Basis::Xmin,
         }
     }
@@ -412,7 +422,7 @@ impl Basis {
     pub fn word(&self) -> &'static str {
         match self {
             Basis::Pending(_) => "pending",
-            Basis::Xid(_) => "xid",
+            Basis::Xid { .. } => "xid",
             Basis::Xmin => "xmin",
         }
     }
@@ -426,21 +436,29 @@ impl Basis {
         match self {
             // Rows for which the condition is NULL stay.
             Basis::Pending(pending) => Ok(format!("(({pending}) is false)")),
-            Basis::Xid(column) => {
+            Basis::Xid { column, skips } => {
                 let (published, column) = (needed()?, quote_ident(column)?);
                 let snapshot = quote_literal(&published.pair.snapshot.to_string())?;
                 let also: Vec<String> = published.also.iter().map(u64::to_string).collect();
-                let seen = format!(
+                let mut seen = format!(
                     "pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) or {column} = any ('{{{}}}'::xid8[])",
                     also.join(",")
                 );
+                if !skips {
+                    let is_copied = copied(&column, &published.also, Copies::of(published))?;
+                    seen = format!("({seen}) and ({is_copied}) is not true");
+                }
                 Ok(match &published.floor {
                     // A row whose column is NULL may be older than the floor, and updated since: it does not count.
                     Some(floor) => {
                         let floor = quote_literal(&floor.to_string())?;
                         format!("(({seen}) and not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))")
                     }
-                    None => format!("({seen} or {column} is null and {})", by_xmin(published)),
+                    // A row that is older than the transaction in its column has that of another server.
+                    None => format!(
+                        "({seen} or ({column} is null or {column} > ({WRITTEN_BY})::text::xid8) and {})",
+                        by_xmin(&published.pair.snapshot)
+                    ),
                 })
             }
             Basis::Xmin => {
@@ -448,7 +466,7 @@ impl Basis {
                 if published.floor.is_some() {
                     return Err(from_before(table));
                 }
-                Ok(format!("({})", by_xmin(published)))
+                Ok(format!("({})", by_xmin(&published.pair.snapshot)))
             }
         }
     }
@@ -456,12 +474,15 @@ impl Basis {
 
 /// `xmin` has the lower half of an id. The greatest assigned id with this half is the row's or a later one, and a
 /// savepoint's id is greater than its transaction's. So a row can appear newer than it is, never older.
-fn by_xmin(published: &Published) -> String {
-    // A separate query, which Postgres evaluates once and not for each row.
-    const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
-    let (xmin, id) = (published.pair.snapshot.xmin(), format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295)"));
-    format!("{id} < {xmin}")
+fn by_xmin(published: &Snapshot) -> String {
+    format!("{WRITTEN_BY} < {}", published.xmin())
 }
+
+/// The greatest assigned id with the lower half that `xmin` has. Separate queries, which Postgres evaluates once and not
+/// for each row.
+const WRITTEN_BY: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) - \
+     (((select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) - xmin::text::bigint) \
+     & 4294967295)";
 
 /// `xmin` does not distinguish rows that were updated since from rows that were inserted since.
 fn from_before(table: &TableName) -> Error {
@@ -558,7 +579,7 @@ mod tests {
 
     fn published() -> Published {
         let pair = Pair { snapshot: "10:20:10,14".parse().unwrap(), lsn: Lsn::new(1) };
-        Published { pair, also: vec![14, 22], floor: None, flushed: None, earlier: Vec::new() }
+        Published { also: vec![14, 22], ..Published::at(pair) }
     }
 
     #[test]
@@ -566,7 +587,7 @@ mod tests {
         let filled = |name, base| Column::of(name, base).with_default("pg_current_xact_id()");
         let mut outbox = OutboxConfig::default();
         let with = table(vec![Column::of("x", "xid8"), filled("y", "xid8"), filled("xid", "xid8")]);
-        assert_eq!(Basis::of(&outbox, &with), Basis::Xid("xid".to_owned()));
+        assert_eq!(Basis::of(&outbox, &with), Basis::Xid { column: "xid".to_owned(), skips: false });
         assert_eq!(Basis::of(&outbox, &table(vec![Column::of("xid", "xid8")])), Basis::Xmin);
         assert_eq!(Basis::of(&outbox, &table(vec![filled("xid", "int8")])), Basis::Xmin);
         outbox.upkeep.pending = Some("a or b".to_owned());
@@ -577,10 +598,11 @@ mod tests {
     fn rows_from_before_the_slot_count_as_published_only_with_an_xid_column() {
         let name: TableName = "outbox".parse().unwrap();
         let condition = |basis: Basis, published: &Published| basis.condition(&name, Some(published));
-        let by_xid = condition(Basis::Xid("x\"y".to_owned()), &published()).unwrap();
-        assert!(by_xid.contains("\"x\"\"y\" = any ('{14,22}'::xid8[]) or \"x\"\"y\" is null and "), "{by_xid}");
+        let by_xid = condition(Basis::Xid { column: "x\"y".to_owned(), skips: false }, &published()).unwrap();
+        let copied = "= any ('{14,22}'::xid8[])) and (xmin <> \"x\"\"y\"::xid and ";
+        assert!(by_xid.contains(copied) && by_xid.contains("\"x\"\"y\" is null or"), "{by_xid}");
         let since = Published { floor: Some("5:6:".parse().unwrap()), ..published() };
-        let by_xid = condition(Basis::Xid("x".to_owned()), &since).unwrap();
+        let by_xid = condition(Basis::Xid { column: "x".to_owned(), skips: true }, &since).unwrap();
         let unseen = "and not pg_catalog.pg_visible_in_snapshot(\"x\", '5:6:'";
         assert!(!by_xid.contains("is null") && by_xid.contains(unseen), "{by_xid}");
         assert_eq!(condition(Basis::Xmin, &since).unwrap_err().kind(), Kind::PositionMismatch);

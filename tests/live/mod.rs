@@ -8,6 +8,7 @@ mod column_kinds;
 mod compose;
 mod confirm;
 mod connections;
+mod copied_rows;
 mod copies;
 mod dashboard;
 mod dead_letters;

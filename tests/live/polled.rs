@@ -342,7 +342,7 @@ fn a_reader_fetches_rows_on_demand_and_closes_its_cursor() {
     let pid = reading.runtime.block_on(reading.reader.client().query_one("select pg_backend_pid()", &[]));
     let pid: i32 = pid.expect("a process id").get(0);
     let mut rows = reading.runtime.block_on(async {
-        let sql = "select i::text, repeat('x', 1000), i::text, 'false' from generate_series(1, 100000000) i";
+        let sql = "select i::text, repeat('x', 1000), i::text, i::text, null from generate_series(1, 100000000) i";
         let mut rows = reading.reader.rows(sql).await?;
         for _ in 0..3 {
             rows.next().await?;

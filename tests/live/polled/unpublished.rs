@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 
+use tokio_postgres::SimpleQueryMessage;
 use walrelay::error::Kind;
-use walrelay::poll::{Selection, Which};
+use walrelay::poll::select::rows;
+use walrelay::poll::{Copies, Selection, Which};
 use walrelay::position::Lsn;
 use walrelay::snapshot::Snapshot;
 
@@ -40,14 +42,33 @@ fn insert(sql: &Sql, id: &str) {
     ));
 }
 
+/// A row with the transaction of another row, or of none, in the exact tables.
+fn copy(sql: &Sql, id: &str, xid: &str) {
+    EXACT.iter().for_each(|table| sql.run(&format!("insert into {table} values ('{id}', '{xid}')")));
+}
+
+fn by_snapshot(snapshot: &Snapshot) -> Copies<'_> {
+    Copies { snapshot, before: None, savepoints: &[], all_from: None }
+}
+
+const PUBLISHED: &str = "10";
+const FUTURE: &str = "900000000000";
+/// As the remedy writes it.
+const FROZEN: &str = "2";
+
 #[test]
 fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     let world = world();
-    let [sql, open, nested, rolled_back] = [(); 4].map(|()| world.sql());
+    let [sql, open, nested, rolled_back, mover] = [(); 5].map(|()| world.sql());
     sql.run(TABLES);
     for id in ["old", "old, updated"] {
         insert(&sql, id);
     }
+    copy(&sql, "old copy", PUBLISHED);
+    copy(&sql, "old, restored", FUTURE);
+    let before: Snapshot = sql.text("select pg_current_snapshot()").parse().expect("a snapshot");
+    mover.run("begin; select pg_current_xact_id(); savepoint a");
+    copy(&mover, "copied in savepoint", PUBLISHED);
     open.run("begin");
     insert(&open, "open");
     nested.run("begin; select pg_current_xact_id(); savepoint a");
@@ -65,9 +86,12 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     assert!(wal_end > Lsn::ZERO);
     // Later than the snapshot, and not seen by the transaction that reads.
     insert(&nested, "in savepoint, later");
-    for session in [&open, &nested] {
+    for session in [&open, &nested, &mover] {
         session.run("commit");
     }
+    copy(&sql, "copied", PUBLISHED);
+    copy(&sql, "restored", FUTURE);
+    copy(&sql, "frozen", FROZEN);
     rolled_back.run("rollback");
     insert(&sql, "new");
     sql.run("begin; savepoint a");
@@ -84,20 +108,30 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
         xid.parse().expect("a transaction id")
     };
 
-    let unpublished = |also| Selection::of(Which::Unpublished { snapshot: &snapshot, also });
+    let choose = |also, copies| Selection::of(Which::Unpublished { snapshot: &snapshot, also, copies });
+    let by_copies = Copies { before: Some(&before), ..by_snapshot(&snapshot) };
+    let unpublished = |also| choose(also, Some(by_copies));
     let wanted = set(["open", "in savepoint", "in savepoint, later", "new", "new in savepoint"]);
     let and = |more: &[&str]| wanted.union(&set(more.iter().copied())).cloned().collect::<BTreeSet<_>>();
     let also = [published];
     // The transaction of the snapshot sees nothing of it.
     assert_eq!(reading.ids(&only_ids("exact", ""), &unpublished(&[])), set([]));
     reading.end();
+    // Published again is what was updated, as an update cannot be told from a copy.
+    let copies = ["restored", "copied", "copied in savepoint", "old, then updated"];
     for table in EXACT {
         let outbox = only_ids(table, "");
         assert!(reading.facts(&outbox).expect("facts").xid_column.is_some());
-        assert_eq!(reading.ids(&outbox, &unpublished(&[])), and(&["published otherwise"]), "{table}");
-        assert_eq!(reading.ids(&outbox, &unpublished(&also)), wanted, "{table}");
+        let column = ["restored", "published otherwise"];
+        assert_eq!(reading.ids(&outbox, &choose(&[], None)), and(&column), "{table}, by the column");
+        assert_eq!(reading.ids(&outbox, &choose(&also, None)), and(&["restored"]), "{table}, by the column");
+        assert_eq!(reading.ids(&outbox, &unpublished(&also)), and(&copies), "{table}");
+        let seen = ["old", "old copy", "old, restored", "old, then updated", "in between"];
         let until = Selection { until: Some(&snapshot), ..Selection::of(Which::All) };
-        assert_eq!(reading.ids(&outbox, &until), set(["old", "old, then updated", "in between"]), "{table}");
+        // The slot has copies, too.
+        let unsure = ["copied", "copied in savepoint", "frozen"];
+        let found = reading.ids(&outbox, &until);
+        assert_eq!(found, set(seen.into_iter().chain(unsure)), "{table}");
     }
     // What is not told apart comes again, and nothing else does.
     let superset = and(&["in between", "old, then updated", "published otherwise"]);
@@ -106,9 +140,52 @@ fn unpublished_rows_are_those_a_snapshot_did_not_see() {
     }
     let now = reading.snapshot();
     for table in EXACT.iter().chain(&BY_XMIN) {
-        let none = Selection::of(Which::Unpublished { snapshot: &now, also: &[] });
+        let none = Selection::of(Which::Unpublished { snapshot: &now, also: &[], copies: Some(by_snapshot(&now)) });
         assert_eq!(reading.ids(&only_ids(table, ""), &none), set([]), "{table}");
     }
+}
+
+/// The rows that the plan of `query` reads, also those that it does not give.
+fn rows_read(reading: &Reading, query: &str) -> u64 {
+    let explain = format!("explain (analyze, format json, timing off, summary off) {query}");
+    let told = reading.runtime.block_on(reading.reader.client().simple_query(&explain)).expect("a plan");
+    let plan = told.iter().find_map(|told| if let SimpleQueryMessage::Row(row) = told { row.get(0) } else { None });
+    let plan: serde_json::Value = serde_json::from_str(plan.expect("a row")).expect("a plan");
+    let mut nodes = vec![&plan[0]["Plan"]];
+    let mut read = 0;
+    while let Some(node) = nodes.pop() {
+        nodes.extend(node["Plans"].as_array().into_iter().flatten());
+        if node["Relation Name"].is_string() {
+            let loops = node["Actual Loops"].as_u64().unwrap_or_default();
+            let of = |key: &str| node[key].as_f64().unwrap_or_default() as u64 * loops;
+            read += of("Actual Rows") + of("Rows Removed by Filter") + of("Rows Removed by Index Recheck");
+        }
+    }
+    read
+}
+
+#[test]
+fn a_poll_beside_an_open_transaction_reads_only_the_new_rows() {
+    let world = world();
+    let (sql, open) = (world.sql(), world.sql());
+    sql.run(
+        "create table exact (id bigint generated always as identity primary key, x xid8 default pg_current_xact_id());
+             create index on exact (x); insert into exact select from generate_series(1, 1000)",
+    );
+    open.run("begin; select pg_current_xact_id()");
+    let reading = Reading::new(&world.database_url);
+    let outbox = only_ids("exact", "");
+    let facts = reading.facts(&outbox).expect("facts");
+    // Each transaction is one that the oldest snapshot of the open one does not see.
+    sql.run("do $$ begin for n in 1..5000 loop insert into exact default values; commit; end loop; end $$");
+    sql.run("analyze exact");
+    let snapshot = reading.snapshot();
+    let poll = Selection::of(Which::Unpublished { snapshot: &snapshot, also: &[], copies: None });
+    let query = rows(&facts, &outbox, &poll).expect("a query");
+    assert_eq!(rows_read(&reading, &query), 0, "{query}");
+    sql.run("insert into exact default values");
+    open.run("insert into exact default values; commit");
+    assert_eq!(rows_read(&reading, &query), 2, "{query}");
 }
 
 #[test]
@@ -182,7 +259,9 @@ fn the_xmin_window_spans_the_wraparound_of_transaction_ids() {
     for round in ["as written", "frozen"] {
         for table in EXACT.iter().chain(&BY_XMIN) {
             let outbox = only_ids(table, "");
-            let unpublished = |snapshot| Selection::of(Which::Unpublished { snapshot, also: &[] });
+            let unpublished = |snapshot| {
+                Selection::of(Which::Unpublished { snapshot, also: &[], copies: Some(by_snapshot(snapshot)) })
+            };
             let mut expected = numbers(10, 220);
             expected.insert("open".to_owned());
             assert_eq!(reading.ids(&outbox, &unpublished(&before)), expected, "{table}, {round}, from before the end");

@@ -207,10 +207,13 @@ fn locked_rows_are_kept_and_writers_are_not_blocked() {
         // It ends beside a session that has what every writer takes of the table: it asks for nothing that would block one.
         let swept = answer(&cleanup(&world).option("--batch-rows", "500"));
         stop.store(true, Ordering::Relaxed);
-        let (deleted, left) = (swept["rows_deleted"].as_u64().unwrap(), swept["rows_left"].as_u64().unwrap());
-        assert!(deleted + left == 20_000 && (3..=4).contains(&left), "{swept}");
+        // The one that is updated could be a copy, until the relay stores that it is published.
+        let of = |key: &str| swept[key].as_u64().unwrap();
+        let kept = of("rows_left") + of("rows_unpublished");
+        assert!(of("rows_deleted") + kept == 20_000 && (3..=4).contains(&kept), "{swept}");
     });
     holder.run("commit");
+    publish_all(&world, "[]");
     assert_eq!(answer(&cleanup(&world))["rows_left"], 0);
     assert_eq!(sql.number("select count(*) from outbox where aggregatetype = 'a'"), 0);
     assert_eq!(sql.number("select count(*) from outbox"), i64::try_from(writes.into_inner()).unwrap());
@@ -337,6 +340,9 @@ fn a_row_inserted_during_a_drop_keeps_its_partition() {
     let published = Published {
         pair: Pair { snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(), lsn: Lsn::new(1) },
         also: Vec::new(),
+        copies: None,
+        before: None,
+        savepoints: Vec::new(),
         floor: None,
         flushed: None,
         earlier: Vec::new(),
