@@ -43,6 +43,6 @@ pub mod reader;
 pub mod select;
 
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
-pub(crate) use reader::{RowVersion, TableFile};
+pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};
 pub use select::{Copies, Key, Order, Selection, TableFacts, Which};
 pub(crate) use select::{NEEDS_ORDER, as_streamed, copied};

@@ -16,7 +16,7 @@ use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
-use crate::postgres::quote::{quote_literal, quoted};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::snapshot::Snapshot;
 
@@ -312,6 +312,43 @@ pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<Table
     }
     facts.may_select = facts.may_select && may_select(client, &facts, outbox).await?;
     Ok(facts)
+}
+
+/// Rows whose transaction column has a transaction that this server did not have yet: they are of another server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RestoredRows {
+    pub(crate) cause: String,
+    /// The statement that marks those of now as published.
+    pub(crate) fix: String,
+}
+
+/// Looks for such rows, for as long as the session's `statement_timeout`.
+pub(crate) async fn restored_rows(session: &SqlSession, facts: &TableFacts) -> Result<Option<RestoredRows>> {
+    const DOING: &str = "looking for rows of another server";
+    let Some(xid) = &facts.xid_column else { return Ok(None) };
+    let (column, from) = (quote_ident(xid)?, from(facts)?);
+    let id = facts.key.first().map(|id| quote_ident(&id.name)).transpose()?;
+    let id = id.map_or("null".to_owned(), |id| format!("{id}::text"));
+    let sql = format!(
+        "select count(*), min({id}), pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295 from {from} \
+         where {column} >= pg_snapshot_xmax(pg_current_snapshot())"
+    );
+    let found = session.texts(&sql).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+    let Some([Some(rows), id, Some(oldest)]) = found.first().map(Vec::as_slice) else { return Ok(None) };
+    if rows == "0" {
+        return Ok(None);
+    }
+    let example = id.as_ref().map(|id| format!(", such as the one with id {id:.100}")).unwrap_or_default();
+    let cause = format!(
+        "table {}: the {xid} of {rows} rows{example} is of another server: xmin decides whether they are published",
+        facts.name
+    );
+    let fix = format!(
+        "update {} set {column} = '2' where {column} >= pg_snapshot_xmax(pg_current_snapshot()) and \
+         age(xmin) > age('{oldest}'::xid);",
+        quote_table(&facts.name)?
+    );
+    Ok(Some(RestoredRows { cause, fix }))
 }
 
 /// The configured order; none without the privilege to use it.

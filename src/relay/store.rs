@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::position::Position;
 use crate::relay::parked_index::RetryMemory;
-use crate::relay::table_loop::PublishedRows;
+use crate::relay::table_loop::PublishedVersions;
 use crate::relay::write_back::WriteBacks;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
@@ -38,7 +38,7 @@ pub(super) struct Left {
     pub(super) delivered: Option<Position>,
     /// How far the table was read and published, where that is not stored.
     pub(super) progress: Option<Stored>,
-    pub(super) found: PublishedRows,
+    pub(super) found: PublishedVersions,
     /// What the store took last, and what it may have taken since: that is not known after a lost connection.
     held: Vec<Stored>,
 }

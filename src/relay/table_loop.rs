@@ -348,9 +348,6 @@ impl<'a> TableLoop<'a> {
     /// The session ends, and the next one publishes no delivered row again: its write-backs come first.
     fn remember(&mut self, scan: &mut Scan<'_>) {
         self.advance_to(self.publisher.ledger.delivered(), scan);
-        if self.publisher.is_drained() {
-            self.published.end();
-        }
     }
 
     /// Leaves what this session could not write to the next one.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words, told};
 use crate::support::sql::Sql;
 use crate::support::wait::{eventually, throughout};
@@ -188,9 +189,23 @@ fn restored_rows_are_published_once_when_the_counter_reaches_their_transaction()
     let mut relay = world.run().option("--mode", "poll").start();
     relay.wait_ready();
     delivers(&world, &relay, 25);
+    // The remedy, pasted.
+    restore(&world, &sql, 900_000);
+    delivers(&world, &relay, 45);
+    let command = world.command("doctor").option("--brokers", &world.brokers).option("--mode", "poll");
+    let (found, remedy) = ("the xid of 40 rows, such as the one with id ", "counts no event: update ");
+    let fix = Checks::of(&command).has("recovery", "warning", found, remedy);
+    let check = RelayCommand::new("config").flag("check").option("--database-url", &world.database_url);
+    let check = check.option("--slot", &world.name).option("--brokers", &world.brokers).option("--mode", "poll");
+    assert!(check.succeed().contains("of 40 rows"), "{}", check.succeed());
+    sql.run(fix.split_once("counts no event: ").expect("a statement").1);
+    assert!(!check.succeed().contains("of another server"), "{}", check.succeed());
+    throughout("they are not published again", Duration::from_secs(2), || world.delivered() == 45);
+    restore(&world, &sql, 2_000);
+    delivers(&world, &relay, 65);
     for _ in 0..5 {
         pass(&sql, 500);
-        throughout("they are not published again", Duration::from_millis(300), || world.delivered() == 25);
+        throughout("they are not published again", Duration::from_millis(300), || world.delivered() == 65);
     }
     assert_eq!(sql.number("select count(*) from outbox where xid >= pg_snapshot_xmax(pg_current_snapshot())"), 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());

@@ -13,7 +13,7 @@ use crate::cli::status::NO_RELAY;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, OnError, OutboxConfig, SourceConfig};
 use crate::error::{Error, NextCommand, Remedy, Result};
-use crate::poll::table_facts;
+use crate::poll::{RestoredRows, restored_rows, table_facts};
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quoted};
@@ -243,6 +243,19 @@ async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config
         Ok(facts) => facts,
         Err(error) => return report.wrong(CHECK, &outbox.source, &error),
     };
+    let restored = match session.run("bounding the search", LIMIT).await {
+        Ok(()) => restored_rows(session, &facts).await,
+        Err(error) => Err(error),
+    };
+    match restored {
+        Ok(None) => {}
+        Ok(Some(RestoredRows { cause, fix })) => {
+            let pending = NextCommand::new("pending").option("slot", &config.source.slot);
+            let fix = Remedy::from("once ").and(pending).and(" counts no event: ").and(fix);
+            report.warning(CHECK, &outbox.source, cause, Some(fix));
+        }
+        Err(error) => report.risk(CHECK, &outbox.source, &error),
+    }
     match can_be_read(&facts, outbox, config, polls) {
         Err(error) if polls => report.wrong(CHECK, &outbox.source, &error),
         Err(error) => report.risk(CHECK, &outbox.source, &error),
