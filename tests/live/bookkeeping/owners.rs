@@ -50,7 +50,8 @@ fn triggers_of_another_owner_run_as_the_role_of_upkeep_or_are_warned_of() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     // Another database is refused: rows there have the same keys.
-    let elsewhere = config.replace(&format!("/{name}"), "/postgres");
+    let url = Postgres::shared().url_as(&format!("{name}_upkeep"), "postgres");
+    let elsewhere = format!("{}\n[upkeep]\ndatabase = \"{url}\"\n", outbox.config);
     let told = doctor(&elsewhere);
     assert!(told.contains("lead to two servers or databases"), "{told}");
     sql.run(&format!("drop owned by {name}_owner, {name}_upkeep; drop role {name}_owner, {name}_upkeep"));

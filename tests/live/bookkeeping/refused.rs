@@ -49,7 +49,7 @@ fn refused_marks_are_repeated_and_their_events_are_published_once() {
             sent += 3;
             eventually("it is told", ARRIVAL, || relay.metric(UNWRITABLE), |is| *is == Some(1.0));
             let due = || relay.metric(DUE);
-            eventually("events wait for their marks", ARRIVAL, due, |events| *events == Some(3.0));
+            eventually("events wait for their marks", ARRIVAL, due, |events| *events > Some(0.0));
             assert!(relay.metric("walrelay_lag_seconds") > Some(0.0), "{code} by {mode}");
             let (_, reason) = relay.readiness().unwrap();
             assert!(reason.contains("Postgres refuses what the relay writes"), "{reason}");
@@ -62,6 +62,8 @@ fn refused_marks_are_repeated_and_their_events_are_published_once() {
             sql.run("delete from fault");
             eventually("they are marked", ARRIVAL, due, |events| *events == Some(0.0));
             eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
+            // A poller reads rows that came meanwhile in its next scan.
+            eventually("all are out", ARRIVAL, || outbox.delivered(), |records| *records >= sent);
             assert_eq!(outbox.delivered(), sent, "{code} by {mode}: {}", relay.log());
         }
         assert_eq!(outbox.settled().duplicates, 0, "{mode}: {}", relay.log());
