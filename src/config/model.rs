@@ -604,7 +604,7 @@ mod tests {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
-        assert_eq!(seen.len(), 2 * 74);
+        assert_eq!(seen.len(), 2 * 75);
         let ruled = text::RULES.iter().flat_map(|rule| rule.keys.split(' '));
         assert!(FLAGS.iter().map(|(path, _)| *path).chain(ruled).all(|path| seen.contains(path)), "a rule of no key");
     }
