@@ -1,5 +1,5 @@
 -- The outbox table. A writer sets aggregatetype, aggregateid, type and payload, and may set id. Defaults fill the other columns.
--- Migrations only go forward: this file never changes after its release.
+-- Migrations only go forward: this file never changes after its release. Rows of other access methods than heap are in no stream.
 create table {table} (
     id uuid not null primary key default gen_random_uuid(),
     -- This becomes part of a topic's name. The check rejects a row that could not be routed, because such a row would stop the relay.
@@ -17,7 +17,7 @@ create table {table} (
     constraint key_and_type_fit_a_kafka_record check (
         octet_length(coalesce(aggregateid, '')) + octet_length(coalesce(type, '')) <= 32768
     )
-);
+) using heap;
 
 -- For reads of unpublished rows if a slot cannot serve, and for the deletion of old published rows.
 create index on {table} (xid);

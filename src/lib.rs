@@ -95,7 +95,8 @@
 //! - **P7, shutdown of Postgres.** The relay delays a fast shutdown by 1.5 s at most, also with Kafka down, and
 //!   confirms nothing that is not acked.
 //! - **P8, silence noticed.** The relay halts, or warns where nothing is lost, at a publication or table that is
-//!   missing, dropped, recreated or filtered, and at session settings that change the text of a value.
+//!   missing, dropped, recreated or filtered, at what sends inserts to other tables, and at session settings that change
+//!   the text of a value. Rows that an altered publication may have left out are read from the table.
 //! - **P9, connections.** Lost connections are retried with back-off and resumed without loss. Permanent faults end
 //!   the relay with a cause, a remedy and an exit code.
 //! - **P10, stopping.** On SIGTERM, SIGINT or SIGHUP the relay closes intake, waits for acks, confirms, and ends. On a

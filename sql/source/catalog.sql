@@ -1,5 +1,5 @@
--- The publication, the outbox table, and the reason why the publication contains the table. One row, one JSON text.
--- $1 publication, $2 schema, $3 table, $4 and $5 the OIDs both had when last seen (0: never seen).
+-- The publication, the outbox tables, and the reasons why the publication contains each of them. One row, one JSON text.
+-- $1 publication, $2 and $3 schemas and tables, $4 and $5 the OIDs of the publication and the tables when last seen (0: never).
 -- to_jsonb reads the columns that the server has, so that one text serves every major version: row filters, column lists and
 -- schemas in publications exist from 15 on, generated columns from 18 on.
 with recursive pub as (
@@ -7,29 +7,74 @@ with recursive pub as (
     from pg_catalog.pg_publication p
     where p.pubname = $1
 ),
+wanted as (
+    select w.*
+    from rows from (
+        pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($5::pg_catalog.oid[])
+    ) with ordinality as w (schema_name, table_name, seen, place)
+),
 tab as (
-    select c.*
-    from pg_catalog.pg_class c
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = $2 and c.relname = $3
+    select wanted.place, wanted.schema_name, wanted.table_name, c.xmin as row_version, c.*, c.oid as relid
+    from wanted
+    join pg_catalog.pg_namespace n on n.nspname = wanted.schema_name
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = wanted.table_name
 ),
--- The table, and its ancestors: the partitioned tables that contain it.
+-- Each table, and its ancestors: the partitioned tables that contain it.
 chain as (
-    select tab.oid as relid, 0::bigint as level from tab
+    select tab.place, tab.relid, 0::bigint as level from tab
     union
-    select a.relid, a.ordinality - 1
-    from tab, lateral pg_catalog.pg_partition_ancestors(tab.oid) with ordinality as a (relid, ordinality)
+    select tab.place, a.relid, a.ordinality - 1
+    from tab, lateral pg_catalog.pg_partition_ancestors(tab.relid) with ordinality as a (relid, ordinality)
+    where tab.relispartition
 ),
--- The table's partitions. pg_partition_tree() would wait for a session that alters one of them. Catalog queries do not wait.
+-- Each table, and its partitions. pg_partition_tree() would wait for a session that alters one of them. Catalog queries do not wait.
 parts as (
-    select i.inhrelid as relid
-    from tab
-    join pg_catalog.pg_inherits i on i.inhparent = tab.oid
-    where tab.relkind = 'p'
+    select tab.place, tab.relid, tab.relkind = 'p' as goes_on, true as is_root from tab
     union
-    select i.inhrelid
+    select parts.place, i.inhrelid, true, false
     from parts
     join pg_catalog.pg_inherits i on i.inhparent = parts.relid
+    where parts.goes_on
+),
+-- Partitions that are never in the stream, whatever the publication: unlogged and foreign ones, and those of another access method.
+silent as (
+    select parts.place, pg_catalog.jsonb_agg(c.oid::pg_catalog.regclass::text order by c.oid) as names
+    from parts
+    join pg_catalog.pg_class c on c.oid = parts.relid
+    left join pg_catalog.pg_am m on m.oid = c.relam
+    where not parts.is_root and c.relkind <> 'p'
+        and (c.relkind <> 'r' or c.relpersistence <> 'p' or m.amname <> 'heap')
+    group by parts.place
+),
+-- Rules that replace an insert by something else.
+rules as (
+    select parts.place,
+        pg_catalog.jsonb_agg(
+            pg_catalog.quote_ident(r.rulename) || ' on ' || r.ev_class::pg_catalog.regclass::text order by r.oid
+        ) as names
+    from parts
+    join pg_catalog.pg_rewrite r on r.ev_class = parts.relid
+    where r.ev_type = '3' and r.is_instead and r.ev_enabled <> 'D'
+    group by parts.place
+),
+-- Triggers that run before the insert of a row, and may drop it or write it elsewhere. Bits of tgtype: 1 each row, 2 before, 4 insert.
+-- A trigger of a partitioned table has copies in the partitions.
+triggers as (
+    select parts.place,
+        pg_catalog.jsonb_agg(
+            pg_catalog.quote_ident(t.tgname) || ' on ' || t.tgrelid::pg_catalog.regclass::text order by t.oid
+        ) as names
+    from parts
+    join pg_catalog.pg_trigger t on t.tgrelid = parts.relid
+    where t.tgtype & 7 = 7 and t.tgenabled <> 'D' and not t.tgisinternal and t.tgparentid = 0
+    group by parts.place
+),
+children as (
+    select tab.place, pg_catalog.jsonb_agg(i.inhrelid::pg_catalog.regclass::text order by i.inhrelid) as names
+    from tab
+    join pg_catalog.pg_inherits i on i.inhparent = tab.relid
+    where tab.relkind = 'r'
+    group by tab.place
 ),
 -- Relation messages name a column's domain and not its base type, which decides the meaning of a value's text. A domain
 -- over numeric(10,2) has the modifier. Arrays of enums are among them for columns that had such a type before.
@@ -45,7 +90,7 @@ bases as (
     union
     select a.atttypid, a.atttypid, -1
     from tab
-    join pg_catalog.pg_attribute a on a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
+    join pg_catalog.pg_attribute a on a.attrelid = tab.relid and a.attnum > 0 and not a.attisdropped
     union
     select bases.type, t.typbasetype, case when bases.modifier < 0 then t.typtypmod else bases.modifier end
     from bases
@@ -74,7 +119,7 @@ schemas as (
      and to_schema.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
 ),
 member as (
-    select chain.level, chain.relid, 'table' as through, direct.oid, direct.filtered,
+    select chain.place, chain.level, chain.relid, 'table' as through, direct.oid, direct.filtered,
            case when direct.attrs is null or direct.attrs = 'null' then null else (
                select pg_catalog.jsonb_agg(a.attname order by a.attnum)
                from pg_catalog.pg_attribute a
@@ -85,17 +130,79 @@ member as (
     from chain
     join direct on direct.prrelid = chain.relid
     union all
-    select chain.level, chain.relid, 'schema', schemas.oid, false, null
+    select chain.place, chain.level, chain.relid, 'schema', schemas.oid, false, null
     from chain
     join pg_catalog.pg_class c on c.oid = chain.relid
     join schemas on schemas.nspid = c.relnamespace
     union all
-    select chain.level, chain.relid, 'all tables', pub.oid, false, null
+    select chain.place, chain.level, chain.relid, 'all tables', pub.oid, false, null
     from chain, pub
     where pub.puballtables
+),
+members as (
+    select member.place, pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+        'level', member.level,
+        'relation', member.relid::pg_catalog.regclass::text,
+        'through', member.through,
+        'oid', member.oid::bigint,
+        'row_filter', case when member.filtered then (
+            select coalesce(pg_catalog.min(pg_catalog.to_jsonb(t) ->> 'rowfilter'), 'present')
+            from pg_catalog.pg_publication_tables t
+            join pg_catalog.pg_class c on c.oid = member.relid
+            join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+            where t.pubname = $1 and t.schemaname = n.nspname and t.tablename = c.relname
+        ) end,
+        'columns', member.columns
+    ) order by member.level, member.through) as list
+    from member
+    group by member.place
+),
+described as (
+    select tab.place, pg_catalog.jsonb_build_object(
+        'oid', tab.relid::bigint,
+        'row_version', tab.row_version::text,
+        'kind', tab.relkind,
+        'persistence', tab.relpersistence,
+        'access_method', m.amname,
+        'row_security', tab.relrowsecurity,
+        -- The rows of a hypertable of TimescaleDB are in chunks, of which an empty one has none. Only a text may name the catalog of
+        -- that extension, because a server without the extension has no such catalog.
+        'is_hypertable', case
+            when pg_catalog.has_table_privilege(pg_catalog.to_regclass('_timescaledb_catalog.hypertable'), 'select') then
+                pg_catalog.query_to_xml(
+                    pg_catalog.format(
+                        'select 1 as found from _timescaledb_catalog.hypertable where schema_name = %L and table_name = %L',
+                        tab.schema_name, tab.table_name
+                    ), true, false, ''
+                )::text like '%<found>%'
+            else false
+        end,
+        'children', coalesce(children.names, '[]'),
+        'insert_rules', coalesce(rules.names, '[]'),
+        'insert_triggers', coalesce(triggers.names, '[]'),
+        'silent_partitions', coalesce(silent.names, '[]'),
+        'columns', (
+            select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+                'name', a.attname,
+                'generated', a.attgenerated,
+                'type_oid', a.atttypid::bigint
+            ) order by a.attnum), '[]')
+            from pg_catalog.pg_attribute a
+            where a.attrelid = tab.relid and a.attnum > 0 and not a.attisdropped
+        )
+    ) as facts
+    from tab
+    left join pg_catalog.pg_am m on m.oid = tab.relam
+    left join silent on silent.place = tab.place
+    left join rules on rules.place = tab.place
+    left join triggers on triggers.place = tab.place
+    left join children on children.place = tab.place
 )
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
+    -- As in pair.sql: the publication is of the version that this snapshot sees.
+    'snapshot', pg_catalog.pg_current_snapshot()::text,
+    'wal_end', case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn() end,
     'publication', (
         select pub.attributes || pg_catalog.jsonb_build_object(
             'oid', pub.oid::bigint,
@@ -106,52 +213,18 @@ select pg_catalog.jsonb_build_object(
         from pub
     ),
     'publication_now_called', (select p.pubname from pg_catalog.pg_publication p where p.oid = $4),
-    'table', (
-        select pg_catalog.jsonb_build_object(
-            'oid', tab.oid::bigint,
-            'kind', tab.relkind,
-            'persistence', tab.relpersistence,
-            'row_security', tab.relrowsecurity,
-            'inherited_by', (
-                select pg_catalog.count(*) from pg_catalog.pg_inherits i where i.inhparent = tab.oid and tab.relkind = 'r'
-            ),
-            -- Partitions that are never in the stream, whatever the publication: unlogged and foreign ones.
-            'silent_partitions', (
-                select coalesce(pg_catalog.jsonb_agg(c.oid::pg_catalog.regclass::text order by c.oid), '[]')
-                from parts
-                join pg_catalog.pg_class c on c.oid = parts.relid
-                where c.relkind <> 'p' and (c.relkind <> 'r' or c.relpersistence <> 'p')
-            ),
-            'columns', (
-                select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-                    'name', a.attname,
-                    'generated', a.attgenerated,
-                    'type_oid', a.atttypid::bigint
-                ) order by a.attnum), '[]')
-                from pg_catalog.pg_attribute a
-                where a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
-            )
-        )
-        from tab
-    ),
-    'table_now_called', (select c.oid::pg_catalog.regclass::text from pg_catalog.pg_class c where c.oid = $5),
-    'members', (
+    'tables', (
         select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-            'level', member.level,
-            'relation', member.relid::pg_catalog.regclass::text,
-            'through', member.through,
-            'oid', member.oid::bigint,
-            'row_filter', case when member.filtered then (
-                select coalesce(pg_catalog.min(pg_catalog.to_jsonb(t) ->> 'rowfilter'), 'present')
-                from pg_catalog.pg_publication_tables t
-                join pg_catalog.pg_class c on c.oid = member.relid
-                join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                where t.pubname = $1 and t.schemaname = n.nspname and t.tablename = c.relname
-            ) end,
-            'columns', member.columns
-        ) order by member.level, member.through), '[]')
-        from member
+            'table', described.facts,
+            'table_now_called', c.oid::pg_catalog.regclass::text,
+            'members', coalesce(members.list, '[]')
+        ) order by wanted.place), '[]')
+        from wanted
+        left join described on described.place = wanted.place
+        left join members on members.place = wanted.place
+        left join pg_catalog.pg_class c on c.oid = wanted.seen
     ),
+    -- Tables that were added to the publication by name, and are neither outboxes nor above one.
     'other_tables', (
         select coalesce(pg_catalog.jsonb_agg(o.name order by o.name), '[]')
         from (

@@ -211,7 +211,7 @@ impl Peek {
         let outboxes: Vec<_> = routes.iter().map(|route| route.outbox.clone()).collect();
         let mut assembler = Assembler::new(&outboxes, start);
         // A type that is created meanwhile counts as no domain.
-        let base_types = BaseTypes::new(facts.base_types(), Lsn::new(u64::MAX));
+        let base_types = BaseTypes::new(facts.base_types.clone(), Lsn::new(u64::MAX));
         assembler.set_catalog(facts.table_oids(&outboxes), base_types);
         Ok(Peek { stream, assembler, sql: Arc::new(sql), source, routes, start, until })
     }
@@ -300,7 +300,11 @@ impl Peek {
                             Some(route) => take(route, &event)?,
                             None => return Err(Error::new(Kind::Bug, "an event of no configured outbox")),
                         },
-                        Step::Nothing | Step::Begin { .. } | Step::Commit { .. } | Step::Relation { .. } => {}
+                        Step::Nothing
+                        | Step::Begin { .. }
+                        | Step::Commit { .. }
+                        | Step::Relation { .. }
+                        | Step::OtherTable { .. } => {}
                     }
                 }
                 WalMessage::Keepalive { wal_end, .. } => {

@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
 use crate::event::Event;
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
-use crate::source::catalog::{Catalog, Publication};
+use crate::source::catalog::{Catalog, Catalogs, Publication, Seen};
 use crate::source::preflight::{self, Slot};
 
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,7 +71,12 @@ pub(crate) async fn teardown(args: &TeardownArgs) -> Outcome {
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let catalog = match args.keep_publication {
         true => Catalog::default(),
-        false => Catalog::read(session.client(), &source.publication, None, None).await.map_err(Error::from)?,
+        false => {
+            let found = Catalogs::read(session.client(), &source.publication, &[], &Seen::default())
+                .await
+                .map_err(Error::from)?;
+            found.of_tables.into_iter().next().unwrap_or_default()
+        }
     };
     let publication = catalog.publication.as_ref();
     if let Some(slot) = &slot {

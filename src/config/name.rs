@@ -92,6 +92,11 @@ impl TableName {
         TableName { schema: "public".to_owned(), table: "outbox".to_owned() }
     }
 
+    /// Of names as the catalogs have them.
+    pub(crate) fn of(schema: &str, table: &str) -> Self {
+        TableName { schema: schema.to_owned(), table: table.to_owned() }
+    }
+
     /// Unquoted.
     pub fn schema(&self) -> &str {
         &self.schema

@@ -99,6 +99,8 @@ pub(crate) struct LogicalMessage<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Other {
+    /// `I`, of a table that is no outbox.
+    Insert,
     /// `U`
     Update,
     /// `D`

@@ -14,10 +14,15 @@ use crate::template::ColumnType;
 /// How many column names a missing column's error lists.
 const LISTED_COLUMNS_MAX: usize = 50;
 
+/// Other tables that are named in the log; rows of further ones are only counted.
+const OTHER_TABLES_MAX: usize = 100;
+
 /// Counts of messages of all published tables that are no events, without transactions that the position covers; and of
 /// events that it covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ignored {
+    /// Rows inserted into tables that are no outboxes.
+    pub inserts: u64,
     /// Updated rows, upserts that found a row among them. Debezium makes an event of an update of the primary key. Its
     /// message lacks large values that did not change, so often the payload.
     pub updates: u64,
@@ -44,6 +49,8 @@ pub struct Assembler {
     /// Whether the transaction in `resume.partial` did not come yet.
     partial_expected: bool,
     tables: HashMap<u32, Table>,
+    /// Tables that are no outboxes by OID, each with its name until a row of it came.
+    others: HashMap<u32, Option<String>>,
     /// The table of the last insert, which saves look-ups.
     last: Option<(u32, Table)>,
     /// The column names of each table that is [`Table::Lacking`], for its error.
@@ -94,6 +101,7 @@ impl Assembler {
             resume,
             partial_expected: resume.partial.is_some(),
             tables: HashMap::new(),
+            others: HashMap::new(),
             last: None,
             there_are: HashMap::new(),
             open: None,
@@ -219,7 +227,13 @@ impl Assembler {
         let relation = &relation;
         self.there_are.remove(&relation.oid);
         let table = match found.map(|(number, outbox)| (number, Mapping::new(outbox, relation))) {
-            None => Table::Other,
+            None => {
+                if self.others.len() < OTHER_TABLES_MAX {
+                    let name = || Some(TableName::of(&relation.schema, &relation.table).to_string());
+                    self.others.entry(relation.oid).or_insert_with(name);
+                }
+                Table::Other
+            }
             Some((number, Ok(mapping))) => Table::Outbox(number, Arc::new(mapping)),
             Some((number, Err(place))) => {
                 self.there_are.insert(relation.oid, list(relation));
@@ -247,7 +261,12 @@ impl Assembler {
         let (outbox, mapping) = match table {
             Table::Outbox(outbox, mapping) => (*outbox, Ok(mapping)),
             Table::Lacking(outbox, column) => (*outbox, Err(*column)),
-            Table::Other => return Ok(Step::Nothing),
+            Table::Other if open.covered => return Ok(Step::Nothing),
+            Table::Other => {
+                self.ignored.inserts += 1;
+                let name = self.others.get_mut(&oid).and_then(Option::take);
+                return Ok(name.map_or(Step::Nothing, |name| Step::OtherTable { name }));
+            }
         };
         let (committed_at_us, xid) = (open.committed_at_us, Some(open.xid));
         let Some(place) = open.next() else {
@@ -298,7 +317,7 @@ impl Assembler {
             Other::Update => ("an update", &mut self.ignored.updates),
             Other::Delete => ("a delete", &mut self.ignored.deletes),
             Other::Truncate => ("a truncate", &mut self.ignored.truncates),
-            Other::Type | Other::Origin | Other::LogicalMessage => return Ok(Step::Nothing),
+            Other::Insert | Other::Type | Other::Origin | Other::LogicalMessage => return Ok(Step::Nothing),
         };
         match &self.open {
             None => Err(self.outside(wal_start, what)),
@@ -487,7 +506,8 @@ mod tests {
         assert_eq!([0, 3, 1].map(|place| event.row.get(place)), [&b"i"[..], b"p", b"g"].map(Some));
         assert_eq!(protocol_fault(&mut assembler, &row("2")), "a row of 5 values for 6 columns");
         feed(&mut assembler, &wire::relation(OUTBOX, "public", "renamed", &COLUMNS)).unwrap();
-        assert_eq!(feed(&mut assembler, &row("3")), Ok(Step::Nothing), "renamed: no longer the outbox");
+        let renamed = Step::OtherTable { name: "public.renamed".to_owned() };
+        assert_eq!(feed(&mut assembler, &row("3")), Ok(renamed), "no longer the outbox");
     }
 
     #[test]
@@ -652,7 +672,7 @@ mod tests {
         let what = protocol_fault(&mut assembler, &wire::logical_message(0x40, "shop", b"{}"));
         assert_eq!(what, "a transactional message outside a transaction");
         assembler.resume_at(Position::default());
-        let ignored = Ignored { updates: 1, deletes: 2, truncates: 1, messages: 3, covered: 0 };
+        let ignored = Ignored { inserts: 0, updates: 1, deletes: 2, truncates: 1, messages: 3, covered: 0 };
         assert_eq!(assembler.ignored(), ignored, "a reconnect does not reset a counter");
     }
 
@@ -689,6 +709,25 @@ mod tests {
         // Another table that had the name before.
         let before = wire::relation(7, "public", "outbox", &COLUMNS);
         assert_eq!(feed(&mut assembler, &before), Ok(Step::Relation { oid: 7, outbox: true }));
+    }
+
+    #[test]
+    fn rows_of_a_table_that_is_no_outbox_are_counted_and_its_name_is_told_once() {
+        let mut assembler = Assembler::new(&[outbox()], Position::default());
+        let described = wire::relation(7, "public", "orders", &COLUMNS);
+        let other = wire::insert(7, &[Value::Text(b"1")]);
+        feed_all(&mut assembler, &[wire::begin(100, 7, 1), described.clone()]);
+        let first = Step::OtherTable { name: "public.orders".to_owned() };
+        assert_eq!(feed(&mut assembler, &other), Ok(first));
+        assert_eq!(feed(&mut assembler, &other), Ok(Step::Nothing));
+        assert_eq!(assembler.ignored().inserts, 2);
+        // A reconnect: the first transaction is covered, and the name was told.
+        assembler.resume_at(Position::at(Lsn::new(130)));
+        feed_all(&mut assembler, &[wire::begin(100, 7, 1), described, other.clone(), wire::commit(100, 130, 7)]);
+        assert_eq!(assembler.ignored().inserts, 2);
+        feed_all(&mut assembler, &[wire::begin(200, 8, 1)]);
+        assert_eq!(feed(&mut assembler, &other), Ok(Step::Nothing));
+        assert_eq!(assembler.ignored().inserts, 3);
     }
 
     fn of(oid: u32, modifier: i32) -> ColumnType {

@@ -140,4 +140,9 @@ pub enum Step<'a> {
         /// Whether it is an outbox table.
         outbox: bool,
     },
+    /// The first row of a table that is no outbox, and not covered by the position. Its rows are no events.
+    OtherTable {
+        /// The table's name.
+        name: String,
+    },
 }

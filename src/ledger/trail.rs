@@ -134,6 +134,11 @@ impl Trail {
         Trail { published, ..Trail::default() }
     }
 
+    /// Whether it is known which rows are published.
+    pub(crate) fn is_known(&self) -> bool {
+        self.published.is_some()
+    }
+
     /// Whether a new pair is needed: the position has reached the last one.
     pub(crate) fn wants_pair(&self) -> bool {
         self.next.is_none()

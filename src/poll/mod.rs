@@ -42,6 +42,7 @@
 pub mod reader;
 pub mod select;
 
+pub(crate) use reader::all_table_facts;
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
 pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};
 pub use select::{Copies, Key, Order, Selection, TableFacts, Which};

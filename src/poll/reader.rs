@@ -8,12 +8,12 @@ use serde::Deserialize;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream, Statement};
 
-use crate::config::OutboxConfig;
+use crate::config::{OutboxConfig, TableName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::poll::select::{Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by};
 use crate::position::Lsn;
-use crate::postgres::catalog::{Column, Table};
+use crate::postgres::catalog::{Column, Table, no_table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
@@ -299,10 +299,26 @@ pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<Table
         return Err(Error::new(Kind::Config, cause).remedy("messages come through a slot only: set source.mode"));
     };
     let table = Table::needed(client, name).await?;
-    let mut facts = TableFacts::found(&table, name, outbox)?;
+    facts_of(client, outbox, name, &table).await
+}
+
+/// As [`table_facts`], for the outboxes that are tables, in their order. Reads the catalogs in one statement.
+pub(crate) async fn all_table_facts(client: &Client, outboxes: &[OutboxConfig]) -> Result<Vec<TableFacts>> {
+    let names: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let of_tables = outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    let mut facts = Vec::with_capacity(names.len());
+    for ((outbox, name), table) in of_tables.zip(&names).zip(Table::read_all(client, &names).await?) {
+        let table = table.ok_or_else(|| no_table(name, "this database", None))?;
+        facts.push(facts_of(client, outbox, name, &table).await?);
+    }
+    Ok(facts)
+}
+
+async fn facts_of(client: &Client, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<TableFacts> {
+    let mut facts = TableFacts::found(table, name, outbox)?;
     let from = from(&facts)?;
     if let Some(sql) = &outbox.upkeep.order_by {
-        facts.order = configured_order(client, &table, &from, sql).await?;
+        facts.order = configured_order(client, table, &from, sql).await?;
         facts.may_select &= facts.order.is_some();
     }
     if let Some(sql) = &outbox.upkeep.pending {

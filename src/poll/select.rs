@@ -35,7 +35,7 @@ pub struct TableFacts {
     pub may_select: bool,
     /// Whether the role may read all columns and `xmin`, and so lock the table against a rewrite.
     pub may_lock: bool,
-    pub(crate) is_partitioned: bool,
+    pub(crate) with_children: bool,
 }
 
 /// An SQL expression for this column that Postgres itself orders: a column of another type is compared as text.
@@ -97,7 +97,7 @@ impl TableFacts {
             time: table.time_of(name, outbox.upkeep.time.as_deref())?.map(|column| column.name.clone()),
             may_select: true,
             may_lock: table.may_select,
-            is_partitioned: table.is_partitioned(),
+            with_children: table.is_partitioned(),
         })
     }
 }
@@ -262,7 +262,7 @@ fn version(facts: &TableFacts) -> Result<[String; 2]> {
 
 /// Rows of tables that inherit are no events; those of partitions are.
 pub(super) fn from(facts: &TableFacts) -> Result<String> {
-    quote_own_rows(&facts.name, facts.is_partitioned)
+    quote_own_rows(&facts.name, facts.with_children)
 }
 
 fn limit(sql: &mut String, selection: &Selection<'_>) {
@@ -447,7 +447,7 @@ mod tests {
             time: Some("at".to_owned()),
             may_select: true,
             may_lock: true,
-            is_partitioned: false,
+            with_children: false,
         }
     }
 

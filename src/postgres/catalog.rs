@@ -106,10 +106,21 @@ pub enum Form {
 impl Table {
     /// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there is no such relation.
     pub(crate) async fn read(client: &Client, name: &TableName) -> Result<Option<Table>> {
-        let doing = format!("looking at table {name}");
-        let params: [Param<'_>; 2] = [(&name.schema(), Type::TEXT), (&name.table(), Type::TEXT)];
-        let Some(text) = one_text(client, &doing, TABLE, &params).await? else { return Ok(None) };
-        parsed(&doing, &text).map(Some)
+        let mut found = Table::read_all(client, &[name]).await?;
+        Ok(found.pop().flatten())
+    }
+
+    /// As [`Table::read`], for tables in their order, in one statement.
+    pub(crate) async fn read_all(client: &Client, names: &[&TableName]) -> Result<Vec<Option<Table>>> {
+        let doing = match names {
+            [name] => format!("looking at table {name}"),
+            _ => format!("looking at {} tables", names.len()),
+        };
+        let schemas: Vec<&str> = names.iter().map(|name| name.schema()).collect();
+        let tables: Vec<&str> = names.iter().map(|name| name.table()).collect();
+        let params: [Param<'_>; 2] = [(&schemas, Type::TEXT_ARRAY), (&tables, Type::TEXT_ARRAY)];
+        let Some(text) = one_text(client, &doing, TABLE, &params).await? else { return Ok(Vec::new()) };
+        parsed(&doing, &text)
     }
 
     /// As [`Table::read`], for a table that has to exist.

@@ -18,16 +18,16 @@ use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::relay::delivered_before::Tail;
+use crate::relay::recovery::can_go_on;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::Job;
 use crate::relay::store::AnyStore;
 use crate::sink;
-use crate::snapshot::Snapshot;
-use crate::source::catalog::Fingerprint;
-use crate::source::control::{PendingRow, WalPosition};
+use crate::source::control::{Control, PendingRow, WalPosition};
+use crate::source::watch::{Fingerprint, Look, Versioned};
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
-const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// How soon they are looked at first: the server judges a walsender by its first status.
@@ -43,14 +43,14 @@ pub(super) enum Done {
     /// A store, with the store itself to be given back to the session.
     Stored(AnyStore, Position, Result<()>),
     /// A look at the catalogs, and the position to store if it finds the outbox published.
-    Looked(Result<Vec<Fingerprint>>, Option<Position>),
+    Looked(Result<Look>, Option<Position>),
     Measured(Result<WalPosition>),
     /// Pending rows, the end of the log after they were looked at, and the position that was completed before that.
     Pending(Result<(Vec<PendingRow>, Lsn)>, Position),
     /// Whether a row that was delivered a while ago is in the table of this outbox.
     Kept(Result<Option<bool>>, usize),
-    /// A snapshot, and the end of the log after it.
-    Paired(Result<(Snapshot, Lsn)>),
+    /// A snapshot, the end of the log after it, and the publication then.
+    Paired(Result<Versioned>),
     /// The tail of a topic was read, as far as it could be.
     Tail(String, Option<Tail>, Result<()>),
 }
@@ -114,7 +114,7 @@ impl Jobs {
     }
 
     /// Begins the looks and measurements that are due. Says whether a look was begun.
-    pub(super) fn begin_due(&mut self, session: &Session, now: Instant) -> bool {
+    pub(super) fn begin_due(&mut self, session: &Session, config: &Config, now: Instant) -> bool {
         if self.is_due(Task::Measure, now) {
             self.next.insert(Task::Measure, now + MEASURE_INTERVAL);
             let control = session.control.clone();
@@ -122,24 +122,31 @@ impl Jobs {
         }
         let due = self.is_due(Task::Look, now);
         if due {
-            self.begin_look(session, None, now);
+            self.begin_look(session, config, None, now);
         }
         due
     }
 
     /// Begins a look, after which `then_store` is to be stored if all is well.
-    pub(super) fn begin_look(&mut self, session: &Session, then_store: Option<Position>, now: Instant) {
+    pub(super) fn begin_look(
+        &mut self,
+        session: &Session,
+        config: &Config,
+        then_store: Option<Position>,
+        now: Instant,
+    ) {
         self.next.insert(Task::Look, now + LOOK_INTERVAL);
         let (control, before) = (session.control.clone(), session.fingerprints.clone());
-        self.begin(Task::Look, async move { Done::Looked(control.check_catalog(before).await, then_store) });
+        let (config, known) = (config.clone(), session.start.identity.publication_version.clone());
+        self.begin(Task::Look, async move { Done::Looked(look(control, before, config, &known).await, then_store) });
     }
 
     /// Takes a snapshot where one is due, none is under way, and events were `acked` since the last.
     pub(super) fn begin_pair(&mut self, session: &Session, acked: u64, now: Instant) {
         if self.paired_at != acked && self.is_due(Task::Pair, now) {
             self.next.insert(Task::Pair, now + PAIR_INTERVAL);
-            let control = session.control.clone();
-            self.begin(Task::Pair, async move { Done::Paired(control.take_pair().await) });
+            let (control, memberships) = (session.control.clone(), session.start.identity.membership_oids.clone());
+            self.begin(Task::Pair, async move { Done::Paired(control.take_pair(memberships).await) });
         }
     }
 
@@ -201,6 +208,16 @@ impl Jobs {
         let idle = [Task::Look, Task::Measure].into_iter().filter(|task| !self.is_running(*task));
         idle.filter_map(|task| self.next.get(&task)).min().copied()
     }
+}
+
+/// Looks at the catalogs, and where the publication was altered, whether the tables can be read.
+async fn look(control: Control, before: Vec<Fingerprint>, config: Config, known: &str) -> Result<Look> {
+    let mut look = control.check_catalog(before).await?;
+    if look.is_altered(known) {
+        let readable = control.ask(async move |session| Ok(can_go_on(session.client(), &config).await)).await?;
+        look.unreadable = readable.err();
+    }
+    Ok(look)
 }
 
 async fn read_tail(config: Config, mut tail: Tail) -> Done {

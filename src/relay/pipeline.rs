@@ -90,6 +90,10 @@ impl<S: Sink> Pipeline<S> {
                 self.begun.event(&event);
                 publisher.publish(&event)?;
             }
+            Step::OtherTable { name: table } => {
+                tracing::warn!(event = "other_table_found", slot = %publisher.setup.slot, table,
+                "the publication has a table that is no outbox: its rows are counted, confirmed and dropped")
+            }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
         }
         Ok(Taken::Done)

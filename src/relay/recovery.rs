@@ -1,10 +1,12 @@
 //! The choice of rows to read from the table before a slot can be streamed, or instead. No I/O.
 
+use tokio_postgres::Client;
+
 use crate::config::{Backlog, Config, CopiedRows, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
-use crate::poll::{Copies, NEEDS_ORDER, TableFacts, Which};
+use crate::poll::{Copies, NEEDS_ORDER, TableFacts, Which, all_table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
@@ -112,13 +114,28 @@ fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Opt
     if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
         return refused("; messages that were not relayed are lost, because no table has them");
     }
-    if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
-        return refused("; events that were not relayed are lost, because their rows were deleted");
-    }
-    if published.is_none() && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) {
-        return refused("; the stored position does not tell which rows of the table were published");
+    if let Some(why) = unknown_rows(config, stored, published.is_some()) {
+        return refused(&format!("; {why}"));
     }
     Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
+}
+
+/// Why the tables do not tell which rows were not published; `is_known`: the published rows are known.
+fn unknown_rows(config: &Config, stored: &Stored, is_known: bool) -> Option<&'static str> {
+    if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
+        return Some("events that were not relayed are lost, because their rows were deleted");
+    }
+    let is_known = is_known || config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself());
+    (!is_known).then_some("the stored position does not tell which rows of the table were published")
+}
+
+/// Why rows that are missing from the stream are not read from the tables.
+pub(super) fn why_unread(config: &Config, stored: &Stored, is_known: bool) -> Option<&'static str> {
+    match (config.state.store, config.source.on_loss) {
+        (StoreKind::Slot, _) => Some("state.store is slot, and keeps no progress of that"),
+        (_, OnLoss::Stop) => Some("slot.on_loss is stop"),
+        (_, OnLoss::Recover) => unknown_rows(config, stored, is_known),
+    }
 }
 
 /// The task before the slot can be streamed; `fresh` is the position to store for this server.
@@ -358,6 +375,13 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
         )));
     }
     Ok(())
+}
+
+/// Whether a relay could read the rows of all tables that the slot lacks. Reads no row.
+pub(super) async fn can_go_on(client: &Client, config: &Config) -> Result<()> {
+    let of_tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    let facts = all_table_facts(client, &config.outboxes).await?;
+    facts.iter().zip(of_tables).try_for_each(|(facts, outbox)| fits(facts, outbox, &TableTask::GoOn, config))
 }
 
 /// Whether a relay could read the rows of this table: those that a lost slot did not deliver, or where it polls, all.

@@ -19,6 +19,7 @@ use crate::postgres::sql;
 use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
+use crate::relay::recovery::why_unread;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
 use crate::relay::stop::Stop;
@@ -26,10 +27,11 @@ use crate::relay::store::AnyStore;
 use crate::relay::store::Known;
 use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::sink::AnySink;
-use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{PendingRow, WalPosition};
 use crate::source::synchronous::Synchronous;
+use crate::source::watch::{Look, Versioned, altered_and_unread, compare, looks_as_before, notices};
 use crate::source::{Io, Status, WalMessage, judge_notice};
+use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::HELD_BACK;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
@@ -68,6 +70,7 @@ pub(super) async fn run(
         },
         jobs: Jobs::new(now),
         catalog_unsound: false,
+        altered: None,
         requeued: RequeueDetector::of(config),
         rows_persist: RowsPersist::default(),
         retention: RetentionLimit::new(&config.source),
@@ -76,6 +79,10 @@ pub(super) async fn run(
         session,
     };
     this.set_synchronous(false);
+    // It was altered while no relay looked.
+    if this.session.fingerprints.iter().any(|now| now.publication_version() != Some(this.known_version())) {
+        this.jobs.look_soon();
+    }
     let ended = this.run().await;
     let asked = this.shared.process.stop.asked();
     match &ended {
@@ -105,6 +112,8 @@ struct ReplicationLoop<'a> {
     jobs: Jobs,
     /// Whether a look found the outbox changed or not published.
     catalog_unsound: bool,
+    /// The publication was altered. Once everything up to the pair's LSN is stored, the table is read up to its snapshot.
+    altered: Option<Versioned>,
     /// None where rows do not say that they are pending.
     requeued: Option<RequeueDetector>,
     rows_persist: RowsPersist,
@@ -235,7 +244,7 @@ impl ReplicationLoop<'_> {
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.pipeline.store_begun(since);
                 self.shared.process.telemetry.metrics.catalog_checks.inc();
-                self.jobs.begin_look(&self.session, Some(position), now);
+                self.jobs.begin_look(&self.session, self.shared.process.config, Some(position), now);
             }
             Due::Idle(_) => {}
         }
@@ -252,10 +261,10 @@ impl ReplicationLoop<'_> {
             let every = config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        if self.pipeline.trail.wants_pair() {
+        if !self.is_altered() && self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }
-        if self.jobs.begin_due(&self.session, now) {
+        if self.jobs.begin_due(&self.session, config, now) {
             self.shared.process.telemetry.metrics.catalog_checks.inc();
         }
     }
@@ -332,10 +341,7 @@ impl ReplicationLoop<'_> {
             Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store),
             Done::Measured(result) => result.map(|measured| self.measured(&measured)),
             Done::Kept(result, outbox) => result.map(|found| self.looked_for_row(found, outbox)),
-            Done::Paired(result) => result.map(|(snapshot, lsn)| {
-                self.jobs.paired_at = self.pipeline.publisher.counts().acked;
-                self.pipeline.trail.took(snapshot, lsn);
-            }),
+            Done::Paired(result) => result.map(|taken| self.paired(taken)),
             Done::Pending(Ok((rows, lsn)), settled) => {
                 self.looked_for_pending(rows, lsn, &settled);
                 Ok(())
@@ -371,24 +377,85 @@ impl ReplicationLoop<'_> {
         }
         self.shared.stored(&mut self.pipeline.publisher);
         failpoint::reached("stored");
+        if self.session.start.identity.catch_up.is_some() {
+            self.leave(self.shared.process.config.shutdown.timeout, Ok(Ended::Again));
+        }
         if let Some(events) = self.pipeline.stored(position) {
             self.shared.process.telemetry.metrics.transaction(events, took);
         }
         Ok(())
     }
 
-    /// Stores `then_store` where the outbox is published as it was.
-    fn looked_at_catalog(&mut self, result: Result<Vec<Fingerprint>>, then_store: Option<Position>) -> Result<()> {
-        let judged = result.and_then(|now| {
-            for (before, now) in self.session.fingerprints.iter_mut().zip(now) {
-                compare(before, &now)?;
-                if let Some(altered) = notice(before, &now) {
-                    let slot = &self.shared.process.config.source.slot;
-                    tracing::warn!(event = "publication_altered", %slot, "{altered}");
-                }
+    /// The version of the publication up to which every row is in the stream.
+    fn known_version(&self) -> &str {
+        &self.session.start.identity.publication_version
+    }
+
+    /// Takes a pair whose snapshot sees the publication as it was. A later one may see rows that were not published.
+    fn paired(&mut self, taken: Versioned) {
+        if self.is_altered() {
+            return;
+        }
+        let is_same = taken.publication_version == self.known_version();
+        if !is_same && !self.session.fingerprints.is_empty() {
+            return self.jobs.look_soon();
+        }
+        self.jobs.paired_at = self.pipeline.publisher.counts().acked;
+        self.pipeline.trail.took(taken.pair.snapshot, taken.pair.lsn);
+    }
+
+    /// Judges a look at the catalogs.
+    fn judge_look(&mut self, look: &Look) -> Result<()> {
+        let slot = &self.shared.process.config.source.slot;
+        let mut looks_same = true;
+        for (before, now) in self.session.fingerprints.iter_mut().zip(&look.now) {
+            compare(before, now)?;
+            looks_same &= looks_as_before(before, now);
+            for notice in notices(before, now) {
+                tracing::warn!(event = "table_altered", %slot, "{notice}");
             }
-            Ok(())
-        });
+        }
+        if self.is_altered() || !look.is_altered(self.known_version()) {
+            return Ok(());
+        }
+        self.publication_altered(look, looks_same)
+    }
+
+    /// Has the table read for rows that are missing from the stream. Where it cannot be read, only a change that looks like
+    /// none is a reason to stop.
+    fn publication_altered(&mut self, look: &Look, looks_same: bool) -> Result<()> {
+        let config = self.shared.process.config;
+        let identity = &mut self.session.start.identity;
+        let why = why_unread(config, identity, self.pipeline.trail.is_known()).map(str::to_owned);
+        let why = why.or_else(|| look.unreadable.as_ref().map(ToString::to_string));
+        let (slot, publication) = (&config.source.slot, &config.source.publication);
+        match (why, look.now.first(), look.versioned()) {
+            (Some(why), Some(now), _) if looks_same => return Err(altered_and_unread(now, why)),
+            (Some(why), _, Some(now)) => {
+                tracing::warn!(event = "publication_altered", %slot, publication, why,
+                    "the publication was altered: if inserts were not published in between, rows of that time are missing \
+                     from the stream; `walrelay verify` names them");
+                identity.publication_version = now.publication_version;
+            }
+            (None, _, Some(now)) => {
+                tracing::warn!(event = "publication_altered", %slot, publication,
+                    "the publication was altered: rows of that time may be missing from the stream; reading from the \
+                     table what was not published");
+                self.altered = Some(now);
+            }
+            (_, _, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether rows may be missing from the stream, which the table is read for next.
+    fn is_altered(&self) -> bool {
+        self.altered.is_some() || self.session.start.identity.catch_up.is_some()
+    }
+
+    /// Stores `then_store` where the outbox is published as it was.
+    fn looked_at_catalog(&mut self, result: Result<Look>, then_store: Option<Position>) -> Result<()> {
+        let judged = result.and_then(|look| self.judge_look(&look));
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
         if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
@@ -403,6 +470,12 @@ impl ReplicationLoop<'_> {
         self.pipeline.publisher.batches.seal();
         self.pipeline.publisher.transaction.committing = true;
         let published = self.pipeline.trail.published(&position).cloned();
+        // Everything up to there is delivered: what the snapshot sees and is not published is missing from the stream.
+        if let Some(altered) = self.altered.take_if(|altered| altered.pair.lsn <= position.end_lsn) {
+            let identity = &mut self.session.start.identity;
+            identity.catch_up = Some(CatchUp::new(Rows::Unpublished, Some(altered.pair.snapshot)));
+            identity.publication_version = altered.publication_version;
+        }
         self.jobs.begin_store(&mut self.session, position, published);
     }
 
@@ -599,6 +672,7 @@ impl ReplicationLoop<'_> {
         let metrics = &self.shared.process.telemetry.metrics;
         let ignored = pipeline.assembler.ignored();
         let before = std::mem::replace(&mut statistics.ignored, ignored);
+        metrics.ignored(Other::Insert, ignored.inserts.saturating_sub(before.inserts));
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(before.updates));
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(before.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(before.truncates));

@@ -19,7 +19,7 @@ use crate::config::{Config, Mode, OnLoss, OutboxConfig, SourceConfig, StoreKind}
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
-use crate::poll::{Reader, table_facts};
+use crate::poll::{Reader, all_table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
@@ -29,10 +29,10 @@ use crate::relay::recovery::{Found, TableReason, TableTask, fits, polled, slot_t
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, SinkHandle, Transactional};
-use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, WalPosition, timeline};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
+use crate::source::watch::Fingerprint;
 use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
@@ -120,7 +120,7 @@ impl Session {
             control,
             table_oids: facts.table_oids(&config.outboxes),
             fingerprints,
-            base_types: BaseTypes::new(facts.base_types(), facts.wal_end),
+            base_types: BaseTypes::new(facts.base_types.clone(), facts.wal_end),
             vanished: vanished.map(|error| (start.wal_end, error)),
             marker: marker.map(Arc::new),
             may_give_up: source.gives_up_over_budget() && start.had_whole_table,
@@ -201,12 +201,15 @@ impl Owned<'_> {
         }
         let start = reconcile(loaded.as_ref(), &server, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
-        let identity = Stored {
+        let mut identity = Stored {
             position: start.position,
             published: start.published.or_else(|| begins(&now, start.position)),
             catch_up: None,
             ..identity(server, slot, loaded.as_ref())
         };
+        if config.state.adopt_slot {
+            identity.publication_version = version(facts);
+        }
         known.stored.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
             // Later LSNs must not be confirmed while the store has another identity.
@@ -374,11 +377,15 @@ async fn own(
 
 /// The position to store for this server, slot and publication, with the progress that was `loaded`.
 fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
+    let known_version = loaded
+        .filter(|loaded| loaded.publication_oid == slot.publication_oid && !loaded.publication_version.is_empty())
+        .map(|loaded| loaded.publication_version.clone());
     Stored {
         server,
         slot: slot.name,
         position: loaded.map(|loaded| loaded.position).unwrap_or_default(),
         publication_oid: slot.publication_oid,
+        publication_version: known_version.unwrap_or(slot.publication_version),
         table_oids: slot.table_oids,
         membership_oids: slot.membership_oids,
         message_prefixes: slot.message_prefixes,
@@ -396,11 +403,17 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
         name: config.source.slot.to_string(),
         confirmed_flush,
         publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
+        publication_version: version(facts),
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
         message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
         kafka_cluster: None,
     }
+}
+
+/// The version of the publication as it is now.
+pub(super) fn version(facts: &Facts) -> String {
+    facts.publication().map(|publication| publication.row_version.clone()).unwrap_or_default()
 }
 
 fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
@@ -529,8 +542,8 @@ async fn tell_owners(client: &Client, config: &Config, warn: &mut (dyn FnMut(Str
 async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
-    for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
-        let facts = table_facts(reader.client(), outbox).await?;
+    let of_tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    for (facts, outbox) in all_table_facts(reader.client(), &config.outboxes).await?.into_iter().zip(of_tables) {
         let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
         match fit {
             Err(error) if source.gives_up_over_budget() => return Err(error),

@@ -147,6 +147,7 @@ mod tests {
             position: Position::at(Lsn::new(lsn)),
             kafka_cluster: None,
             publication_oid: 10,
+            publication_version: String::new(),
             table_oids: Vec::new(),
             membership_oids: Vec::new(),
             message_prefixes: Vec::new(),

@@ -21,15 +21,16 @@ use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, TableFile, Which, table_facts};
+use crate::poll::{Began, Reader, TableFile, Which, all_table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
+use crate::relay::jobs::LOOK_INTERVAL;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
-use crate::relay::session::Lease;
+use crate::relay::session::{Lease, version};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, PollScan, Query, TableLoop};
@@ -37,6 +38,7 @@ use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
 use crate::source::preflight::{self, Facts};
+use crate::source::watch::Fingerprint;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::ToDo;
 use crate::telemetry::{Side, Telemetry};
@@ -136,8 +138,10 @@ async fn open<'c>(config: &'c Config, task: &TableTask) -> Result<Opened<'c>> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     let mut tables = Vec::new();
-    for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some()) {
-        let facts = table_facts(reader.client(), outbox).await?;
+    let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
+    for (facts, (number, outbox)) in
+        all_table_facts(reader.client(), &config.outboxes).await?.into_iter().zip(of_tables)
+    {
         fits(&facts, outbox, task, config)?;
         if config.delivery.transactions().is_some() && facts.xid_column.is_none() {
             tracing::warn!(event = "xid_column_missing", slot = %source.slot, table = %facts.name,
@@ -213,6 +217,7 @@ impl Work<'_> {
         // The old position means nothing to the new slot.
         stored.position = Position::default();
         stored.published = plan.published;
+        stored.publication_version = version(&self.facts);
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
         self.reading.save().await?;
         failpoint::reached("intended");
@@ -368,6 +373,7 @@ impl Work<'_> {
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
         let mut xmin_due = Instant::now();
+        let mut next_look = Instant::now();
         loop {
             self.reading.retry_parked().await?;
             let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
@@ -403,6 +409,12 @@ impl Work<'_> {
                 self.reading.save().await?;
             }
             self.reading.report(Instant::now());
+            if next_look <= Instant::now() {
+                next_look = Instant::now() + LOOK_INTERVAL;
+                // Where inserts go to other tables, polling finds none of them (P8).
+                let look = self.control.check_catalog(Vec::new()).await?;
+                look.now.iter().try_for_each(Fingerprint::keeps_rows)?;
+            }
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
                 let measured = self.control.wal_position().await?;

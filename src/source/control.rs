@@ -15,14 +15,16 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{Config, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Pair;
 use crate::position::Lsn;
-use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
+use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::source::catalog::{Catalog, Fingerprint};
+use crate::source::catalog::Catalogs;
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::synchronous::Synchronous;
+use crate::source::watch::{Fingerprint, Look, Versioned, seen};
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
 
@@ -129,16 +131,15 @@ impl Control {
     }
 
     /// Publication and each table as they are now. With `before`, the answer has new names after a rename.
-    pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
+    pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Look> {
         let watched = Arc::clone(&self.0.watched);
         let look = |session: Arc<SqlSession>| async move {
-            let mut now = Vec::new();
-            for (number, table) in watched.outboxes.iter().filter_map(|outbox| outbox.source.table()).enumerate() {
-                let (client, publication) = (session.client(), &watched.source.publication);
-                let catalog = Catalog::read(client, publication, Some(table), before.get(number)).await?;
-                now.push(Fingerprint::of(&catalog, publication, table));
-            }
-            Ok(now)
+            let tables: Vec<_> = watched.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+            let publication = &watched.source.publication;
+            let found = Catalogs::read(session.client(), publication, &tables, &seen(&before)).await?;
+            let catalogs = found.of_tables.iter().zip(tables);
+            let now = catalogs.map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect();
+            Ok(Look { now, pair: found.pair, unreadable: None })
         };
         self.ask(look).await
     }
@@ -204,13 +205,22 @@ impl Control {
         self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
-    /// A snapshot, and the end of the WAL after it was taken.
-    pub(crate) async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
+    /// A snapshot, the end of the WAL after it was taken, and the publication that it sees with these memberships.
+    pub(crate) async fn take_pair(&self, membership_oids: Vec<u32>) -> Result<Versioned> {
         const DOING: &str = "taking a snapshot";
-        let text = self.ask(|session| async move { one_text(session.client(), DOING, PAIR, &[]).await }).await?;
-        let pair = text.as_deref().and_then(|text| text.split_once(' '));
-        let pair = pair.and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
-        pair.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")))
+        let watched = Arc::clone(&self.0.watched);
+        let take = |session: Arc<SqlSession>| async move {
+            let params: [Param<'_>; 2] =
+                [(&watched.source.publication, Type::TEXT), (&membership_oids, Type::OID_ARRAY)];
+            one_text(session.client(), DOING, PAIR, &params).await
+        };
+        let text = self.ask(take).await?.unwrap_or_default();
+        let mut parts = text.split(' ');
+        let mut part = || parts.next().unwrap_or_default();
+        let (Ok(snapshot), Ok(lsn)) = (part().parse(), part().parse()) else {
+            return Err(Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")));
+        };
+        Ok(Versioned { pair: Pair { snapshot, lsn }, publication_version: part().to_owned() })
     }
 
     /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.

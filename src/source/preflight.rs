@@ -16,7 +16,7 @@ use crate::position::Lsn;
 use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
-use crate::source::catalog::{Catalog, Flags, Member, Publication, PublishedTable};
+use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, PublishedTable, Seen};
 use crate::source::synchronous::Synchronous;
 use crate::template::ColumnType;
 
@@ -45,20 +45,15 @@ pub(crate) async fn inspect(
     judge_version(&server)?;
     let system_identifier = system_identifier(client, server.may_read_control).await?;
     let found = slot_answer(client, slot).await?;
-    let mut catalogs = Vec::new();
-    for table in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
-        catalogs.push(Catalog::read(client, publication, Some(table), None).await?);
-    }
-    if catalogs.is_empty() {
-        catalogs.push(Catalog::read(client, publication, None, None).await?);
-    }
-    let elsewhere = |catalog: &Catalog| catalog.backend_pid != server.backend_pid;
-    if found.backend_pid != server.backend_pid || catalogs.iter().any(elsewhere) {
+    let tables: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let Catalogs { backend_pid, of_tables: catalogs, base_types, .. } =
+        Catalogs::read(client, publication, &tables, &Seen::default()).await?;
+    if [found.backend_pid, backend_pid].iter().any(|pid| *pid != server.backend_pid) {
         return Err(pooled());
     }
     let wal_end = found.wal_end.unwrap_or_default();
     let synchronous = found.synchronous;
-    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, synchronous, catalogs })
+    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, synchronous, catalogs, base_types })
 }
 
 /// The system identifier, where the role may read it.
@@ -104,6 +99,8 @@ pub(crate) struct Facts {
     pub synchronous: Synchronous,
     /// Publication and table, one for each outbox table, in their order; without a table, one with the publication alone.
     pub catalogs: Vec<Catalog>,
+    /// See [`Catalogs::base_types`].
+    pub base_types: HashMap<u32, ColumnType>,
 }
 
 impl Facts {
@@ -116,11 +113,6 @@ impl Facts {
         let tables = outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
         let oid = |((number, _), catalog): ((usize, _), &Catalog)| Some((catalog.table.as_ref()?.oid, number));
         tables.zip(&self.catalogs).filter_map(oid).collect()
-    }
-
-    /// See [`Catalog::base_types`].
-    pub(crate) fn base_types(&self) -> HashMap<u32, ColumnType> {
-        self.catalogs.iter().flat_map(|catalog| catalog.base_types.clone()).collect()
     }
 
     /// The outbox tables that a crash of the server empties.
@@ -393,7 +385,9 @@ pub(crate) fn survey(facts: &Facts, slot: &SlotName, publication: &str, outboxes
         };
         let has_rows = published.has_table(&other_tables(catalog, &names)).and_then(|()| published.has_rows());
         findings.push(Finding::new("publication", publication, has_rows.map(|()| Vec::new())));
-        let notes = published.has_columns(outbox).map(|()| table_warnings(catalog, table, name, server.major()));
+        let notes = published
+            .has_columns(outbox, &facts.base_types)
+            .map(|()| table_warnings(catalog, table, name, server.major()));
         findings.push(Finding::new("table", name, notes.map(noted)));
     }
     if let Some(published) = facts.publication() {
@@ -570,6 +564,56 @@ fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
     Err(Error::new(Kind::Publication, cause).remedy(remedy))
 }
 
+/// Whether rows that are inserted into the table are in it, and not in other tables.
+pub(crate) fn keeps_rows(name: &TableName, table: &PublishedTable) -> Result<()> {
+    if table.is_hypertable {
+        return unpublished(
+            format!("table {name} is a hypertable: its rows are in chunks, which neither stream nor scan sees"),
+            "use an ordinary table, or one partitioned with PARTITION BY RANGE, as the outbox",
+        );
+    }
+    if let Some(child) = table.children.first() {
+        return unpublished(
+            format!(
+                "tables inherit from {name} ({}): neither stream nor scan sees their rows",
+                listed(&table.children)
+            ),
+            format!(
+                "alter table {child} no inherit {name}; -- before, `walrelay replay` publishes its rows; or insert them \
+                 into {name}"
+            ),
+        );
+    }
+    if let Some(rule) = table.insert_rules.first() {
+        return unpublished(
+            format!("rules of {name} replace an insert ({}): its rows are not written", listed(&table.insert_rules)),
+            format!("drop rule {rule}; -- rows that it wrote elsewhere: insert them into {name}"),
+        );
+    }
+    Ok(())
+}
+
+/// The first names of a list.
+fn listed(names: &[String]) -> String {
+    let more = if names.len() > NAMED_MAX { " and more" } else { "" };
+    names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ") + more
+}
+
+/// What a start refuses of a publication and a table that are there, but for columns.
+pub(super) fn judge_published(
+    name: &str,
+    publication: &Publication,
+    catalog: &Catalog,
+    table_name: &TableName,
+) -> Result<()> {
+    let Some(table) = &catalog.table else { return Ok(()) };
+    can_be_streamed(table_name, table)?;
+    let sql_name = quoted(name);
+    let published = Published { name, sql_name, publication, catalog, table, table_name };
+    published.has_table(&[])?;
+    published.has_rows()
+}
+
 /// Whether rows of this table can be in any stream.
 pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Result<()> {
     let what = match table.kind.as_str() {
@@ -588,10 +632,21 @@ pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Resul
             format!("table {name} is unlogged: its rows are never in the WAL"),
             format!("alter table {name} set logged"),
         ),
-        (None, "p", None) => Ok(()),
+        (None, "p", None) => match table.access_method.as_deref() {
+            Some("heap") | None => keeps_rows(name, table),
+            Some(other) => unpublished(
+                format!("table {name} has the access method {other}: only rows of heap tables are in the stream"),
+                format!(
+                    "alter table {name} set access method heap; -- before PostgreSQL 15: create it anew, using heap"
+                ),
+            ),
+        },
         (None, "p", Some(part)) => unpublished(
-            format!("partition {part} of {name} is unlogged or foreign: its rows are never in the stream"),
-            format!("alter table {part} set logged; -- or detach it from {name}"),
+            format!(
+                "partition {part} of {name} is unlogged, foreign or of another access method than heap: its rows are \
+                 never in the stream"
+            ),
+            format!("alter table {part} set logged; -- or set access method heap, or detach it from {name}"),
         ),
         (None, ..) => unpublished(
             format!("table {name} is temporary: its rows are never in the WAL"),
@@ -684,15 +739,16 @@ impl Published<'_> {
         Err(filters_rows(name, sql_name, table_name, filter))
     }
 
-    fn has_columns(&self, outbox: &OutboxConfig) -> Result<()> {
-        let Published { name, sql_name, publication, catalog, table, table_name } = self;
+    /// `base_types` as in [`Facts`].
+    fn has_columns(&self, outbox: &OutboxConfig, base_types: &HashMap<u32, ColumnType>) -> Result<()> {
+        let Published { name, sql_name, publication, table, table_name, .. } = self;
         let list = self.own_members().find_map(|member| member.columns.as_ref());
         // A row key does without the transaction of its rows where that is not published.
         for wanted in outbox.routed_columns().iter().chain(outbox.index_columns()) {
             let Some(column) = table.columns.iter().find(|column| column.name == *wanted) else {
                 return Err(no_column(table_name, wanted, table.columns.iter().map(|column| column.name.as_str())));
             };
-            let base = catalog.base_types.get(&column.type_oid).map_or(column.type_oid, |base| base.oid);
+            let base = base_types.get(&column.type_oid).map_or(column.type_oid, |base| base.oid);
             if *wanted == outbox.payload && base == OID {
                 return unpublished(
                     format!(
@@ -778,13 +834,20 @@ fn traffic_warnings(facts: &Facts, name: &str, publication: &Publication, outbox
     warnings
 }
 
-fn table_warnings(catalog: &Catalog, table: &PublishedTable, name: &TableName, major: u32) -> Vec<String> {
+pub(super) fn table_warnings(catalog: &Catalog, table: &PublishedTable, name: &TableName, major: u32) -> Vec<String> {
     let of = [
         (
             table.row_security,
             format!("row-level security of {name} does not apply to the stream: every row is relayed"),
         ),
-        (table.inherited_by > 0, format!("rows of the tables that inherit from {name} are not relayed")),
+        (
+            !table.insert_triggers.is_empty(),
+            format!(
+                "a trigger runs before each insert of a row ({}): a row that it drops or writes to another table than \
+                 {name} is not relayed",
+                listed(&table.insert_triggers)
+            ),
+        ),
         (
             table.kind == "p" && major < 15,
             format!(

@@ -4,7 +4,7 @@
 
 use tokio_postgres::Client;
 
-use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName};
+use crate::config::{DeliveryConfig, Mode, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
@@ -25,13 +25,12 @@ pub(crate) async fn find(
 ) -> Result<()> {
     let parks = delivery.on_error == OnError::Park;
     let may_read = source.mode != Mode::Slot || source.gives_up_over_budget() || delivery.transactions().is_some();
+    let names: Vec<TableName> = outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect();
+    let found = Table::read_all(client, &names.iter().collect::<Vec<_>>()).await?;
+    let of_tables = outboxes.iter_mut().filter(|outbox| outbox.source.table().is_some());
     let mut tables: Vec<(TableName, Table)> = Vec::new();
-    for outbox in outboxes {
-        let name = match &outbox.source {
-            EventSource::Table(name) => name.clone(),
-            EventSource::Messages(_) => continue,
-        };
-        let Some(table) = Table::read(client, &name).await?.filter(Table::is_table) else { continue };
+    for ((outbox, name), table) in of_tables.zip(names).zip(found) {
+        let Some(table) = table.filter(Table::is_table) else { continue };
         let goes_by_row = outbox.upkeep.writes_any() || parks;
         let transaction = table.xid_column().map(|column| column.name.as_str());
         outbox.xid_column = transaction.map(str::to_owned);

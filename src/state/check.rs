@@ -19,6 +19,7 @@ pub(crate) struct SlotNow {
     pub name: String,
     pub confirmed_flush: Lsn,
     pub publication_oid: u32,
+    pub publication_version: String,
     /// OIDs of the outbox tables, sorted.
     pub table_oids: Vec<u32>,
     /// OIDs of the rows that say the tables are in the publication, sorted.
@@ -411,6 +412,7 @@ mod tests {
             slot,
             position,
             publication_oid: 11,
+            publication_version: String::new(),
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
@@ -427,6 +429,7 @@ mod tests {
             name: "orders".to_owned(),
             confirmed_flush,
             publication_oid: 11,
+            publication_version: String::new(),
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],

@@ -292,6 +292,7 @@ mod tests {
             slot: "orders".to_owned(),
             position: Position { end_lsn: Lsn::new(end_lsn), partial: Some(partial) },
             publication_oid: 16_400,
+            publication_version: String::new(),
             table_oids: vec![16_390],
             membership_oids: vec![16_401],
             message_prefixes: Vec::new(),

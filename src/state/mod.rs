@@ -33,6 +33,9 @@ pub(crate) struct Stored {
     pub position: Position,
     /// OID of the publication, to notice one recreated while the relay was away.
     pub publication_oid: u32,
+    /// The version of the publication (`xmin` of its row) up to which every row is in the stream; empty if not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub publication_version: String,
     /// OIDs of the outbox tables, likewise. Sorted.
     #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
     pub table_oids: Vec<u32>,

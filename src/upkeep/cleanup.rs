@@ -615,6 +615,7 @@ mod tests {
             slot: "orders".to_owned(),
             position: Position::at(Lsn::new(100)),
             publication_oid: 10,
+            publication_version: String::new(),
             table_oids: vec![5, 6],
             membership_oids: Vec::new(),
             message_prefixes: Vec::new(),

@@ -137,3 +137,136 @@ fn database_and_role_settings_change_no_record() {
     assert_eq!(records[0].value, records[1].value);
     assert!(records.iter().any(|record| record.key.as_deref() == Some("grün-ключ".as_bytes())));
 }
+
+#[test]
+fn rows_of_a_time_without_inserts_are_read_from_the_table() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    let of = &world.name;
+    let flip = |aggregate: &str| {
+        sql.run(&format!("alter publication walrelay_{of} set (publish = 'update')"));
+        (0..7).for_each(|_| world.emit(&sql, aggregate));
+        sql.run(&format!("alter publication walrelay_{of} set (publish = 'insert')"));
+    };
+    world.emit(&sql, "before");
+    world.wait_confirmed(ARRIVAL);
+    // A relay that looks while inserts are off stops. This one is killed before it looks.
+    relay.kill_hard();
+    flip("away");
+    world.emit(&sql, "after");
+    let mut relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert!(relay.log().contains("publication_altered"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    // A relay that is not to read the table stops instead.
+    flip("stops");
+    let mut relay = world.run().option("--on-slot-loss", "stop").start();
+    assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{}", relay.log());
+    let mut relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    let kind = world.kind(0);
+    let into = |table: &str, n: i64| {
+        sql.run(&format!(
+            "insert into {table} (id, aggregatetype, aggregateid, payload, seq) overriding system value
+             values (gen_random_uuid(), '{kind}', 'c', '{{\"v\": {n}}}', {n})"
+        ));
+    };
+    let stops = |mut relay: Relay, cause: &str, remedy: &str| {
+        assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{cause}: {}", relay.log());
+        let log = relay.log();
+        assert!(log.contains(cause) && log.contains(remedy), "{cause}, {remedy}: {log}");
+    };
+    let relay = running(&world);
+    sql.run("create table child () inherits (outbox)");
+    into("child", 1000);
+    world.emit(&sql, "a");
+    let remedy = "alter table public.child no inherit public.outbox";
+    stops(relay, "tables inherit from public.outbox (public.child)", remedy);
+    stops(world.run().start(), "tables inherit from public.outbox (public.child)", remedy);
+
+    // What a SELECT finds is what `verify` goes by, and `replay` publishes it.
+    let verify = world.command("verify").option("--brokers", &world.brokers).option("--grace", "0s").flag("--json");
+    let missing = || {
+        let json: serde_json::Value = serde_json::from_slice(&verify.output().stdout).unwrap();
+        json["total"]["missing"].as_u64()
+    };
+    assert_eq!(missing(), Some(1));
+    let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "seq = 1000");
+    replay.flag("--yes").succeed();
+    assert_eq!(missing(), Some(0));
+    sql.run(remedy);
+
+    let relay = world.relay();
+    sql.run("create function same() returns trigger language plpgsql as 'begin return new; end'");
+    sql.run("create trigger defaults before insert on outbox for each row execute function same()");
+    world.emit(&sql, "a");
+    let told = || relay.log().matches("a trigger runs before each insert of a row (defaults on public.outbox)").count();
+    eventually("the trigger is named", ARRIVAL, told, |count| *count == 1);
+    assert!(relay.is_ready(), "{}", relay.log());
+
+    sql.run("create table aside (like outbox)");
+    sql.run("create rule moves as on insert to outbox where new.type = 'X' do instead insert into aside select new.*");
+    world.emit(&sql, "a");
+    stops(relay, "rules of public.outbox replace an insert", "drop rule moves on public.outbox");
+    sql.run("drop rule moves on outbox");
+
+    sql.run("create access method other type table handler heap_tableam_handler");
+    sql.run("alter table outbox set access method other");
+    stops(world.run().start(), "has the access method other", "set access method heap");
+    // A poller reads any access method, and no child.
+    sql.run("create table child_2 () inherits (outbox)");
+    let polls = world.run().option("--mode", "poll").start();
+    stops(polls, "tables inherit from public.outbox (public.child_2)", "alter table public.child_2 no inherit");
+}
+
+#[test]
+fn rows_of_a_table_that_joined_the_publication_are_counted_and_named_once() {
+    let world = World::new();
+    let sql = world.sql();
+    let relay = running(&world);
+    sql.run(&format!("create table orders (n int); alter publication walrelay_{} add table orders", world.name));
+    sql.run("insert into orders select generate_series(1, 5)");
+    let counted = || relay.metric("walrelay_ignored_messages_total{op=\"insert\"}");
+    eventually("they are counted", ARRIVAL, counted, |inserts| *inserts == Some(5.0));
+    sql.run("insert into orders values (6)");
+    eventually("it is counted", ARRIVAL, counted, |inserts| *inserts == Some(6.0));
+    let log = relay.log();
+    assert_eq!(log.matches("other_table_found").count(), 1, "{log}");
+    assert!(log.contains("public.orders"), "{log}");
+}
+
+#[test]
+fn start_and_recovery_read_the_catalogs_of_all_outboxes_together() {
+    let postgres = Postgres::private(15, &[("log_statement", "all")]);
+    let log = postgres.data().with_file_name("postgres.log");
+    // The first lines of sql/source/catalog.sql and sql/table.sql.
+    let asked = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        ["-- The publication, the outbox tables", "-- A table by schema"].map(|first| text.matches(first).count())
+    };
+    let started_with = |outboxes: usize| {
+        let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+        let names = (0..outboxes).map(|n| format!("outbox_{n}")).collect::<Vec<_>>();
+        names.iter().for_each(|name| world.sql().run(&format!("create table {name} (like outbox including all)")));
+        let toml: String = names.iter().map(|name| format!("[[outbox]]\ntable = \"public.{name}\"\n")).collect();
+        world.command("setup").config_file(&toml).succeed();
+        let before = asked();
+        // It reads the tables before it streams.
+        let mut relay = world.run().config_file(&toml).option("--backlog", "all").start();
+        relay.wait_ready();
+        let now = asked();
+        [now[0] - before[0], now[1] - before[1]]
+    };
+    assert_eq!(started_with(1), started_with(6));
+}

@@ -21,7 +21,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::route::Record;
 use crate::sink::kafka::record_bytes;
-use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, survey};
+use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows, survey};
 use crate::source::row_key;
 use crate::state;
 use crate::upkeep::owners;
@@ -87,9 +87,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
     let polls = polls_because(source, &facts);
     match &polls {
         // A poller needs neither slot nor publication. On a standby it waits, too.
-        Some(why) if !facts.server.in_recovery => {
-            report.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
-        }
+        Some(why) if !facts.server.in_recovery => polled(report, &named, &facts, why),
         Some(_) => report.judged("server", "", judge_server(&facts.server), ""),
         None => {
             streamed(report, &named, &facts);
@@ -184,6 +182,16 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
         report.warning("wal-retention", &source.slot, news, Some(fix));
+    }
+}
+
+fn polled(report: &mut Report<'_>, config: &Config, facts: &Facts, why: &str) {
+    report.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
+    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+    for (name, catalog) in tables.zip(&facts.catalogs) {
+        if let Some(table) = &catalog.table {
+            report.judged("table", name, keeps_rows(name, table), "every row is in it");
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::postgres::catalog::{Table, no_table};
 use crate::postgres::query::one_json;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::source::catalog::{self, Catalog, Member};
-use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, survey};
+use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, keeps_rows, survey};
 
 /// The table's DDL: the first migration.
 const CREATE_TABLE: &str = include_str!("../../../migrations/0001_outbox.sql");
@@ -68,10 +68,11 @@ impl Found {
     pub(crate) async fn read(client: &Client, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
         let facts = inspect(client, &source.slot, &source.publication, outboxes).await?;
         let capacity = Capacity::read(client, "").await?;
+        let names: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
         let mut outbox_tables = Vec::new();
-        for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
+        for (name, table) in names.iter().zip(Table::read_all(client, &names).await?) {
             let may_create_in_schema = Capacity::read(client, name.schema()).await?.may_create_in_schema;
-            outbox_tables.push(OutboxTable { table: Table::read(client, name).await?, may_create_in_schema });
+            outbox_tables.push(OutboxTable { table, may_create_in_schema });
         }
         Ok(Found { facts, capacity, outboxes: outbox_tables })
     }
@@ -111,7 +112,9 @@ pub(crate) fn tables(plan: &mut Plan, wanted: &Wanted<'_>, found: &Found) -> Res
     let server = &found.facts.server;
     // All that a relay which polls needs of its server.
     plan.obstacles.extend(judge_server(server).err().filter(|_| wanted.polls() && server.in_recovery));
-    for ((outbox, name), outbox_table) in wanted.tables().zip(&found.outboxes) {
+    for (((outbox, name), outbox_table), catalog) in wanted.tables().zip(&found.outboxes).zip(&found.facts.catalogs) {
+        let unkept = catalog.table.as_ref().and_then(|table| keeps_rows(name, table).err());
+        plan.obstacles.extend(unkept.filter(|_| wanted.polls()));
         match &outbox_table.table {
             Some(table) => {
                 if wanted.polls() && !table.is_table() {
@@ -584,7 +587,7 @@ mod tests {
             time: None,
             may_select: true,
             may_lock: true,
-            is_partitioned: false,
+            with_children: false,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::event::{Place, Polled, Via};
 use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::route::Router;
 use crate::template::Template;
@@ -45,7 +45,8 @@ impl Plan {
             condition: range.condition(&outbox, name, table)?,
             columns: outbox.columns.iter().map(|name| described(name, table)).collect(),
             id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
-            table: quote_own_rows(name, table.is_partitioned())?,
+            // With the rows of child tables, as the application sees them: no stream has those.
+            table: quote_table(name)?,
             name: name.clone(),
             order,
             outbox,
@@ -206,7 +207,7 @@ mod tests {
             order: order.map(str::to_owned),
             columns: outbox.columns.iter().map(column).collect(),
             id_type: "uuid".to_owned(),
-            table: "only public.outbox".to_owned(),
+            table: "public.outbox".to_owned(),
             condition: "true".to_owned(),
             outbox,
         }
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(
             select,
             "select \"id\", \"aggregatetype\", \"aggregateid\", pg_catalog.dense_rank() over (order by created_at, id) \
-             from only public.outbox where true"
+             from public.outbox where true"
         );
         assert!(plan(None).select().unwrap().contains(", 0 from"));
     }

@@ -183,7 +183,7 @@ fn a_publication_that_would_skip_inserts_is_refused_with_a_remedy() {
 
 #[test]
 fn a_table_that_cannot_be_streamed_is_refused_with_a_remedy() {
-    let silent = "partition outbox_7 of public.outbox is unlogged or foreign";
+    let silent = "partition outbox_7 of public.outbox is unlogged, foreign or of another access method";
     let by_partition = "is partitioned, and publication walrelay_orders publishes rows under the names of partitions";
     let has_silent: Change = |it| {
         is_partitioned(it, true);
@@ -196,15 +196,31 @@ fn a_table_that_cannot_be_streamed_is_refused_with_a_remedy() {
     let lacking: Change = |it| table(it).columns.retain(|column| column.name != "payload");
     let of_lo: Change = |it| {
         table(it).columns[4].type_oid = 70_000;
-        catalog(it).base_types.insert(70_000, ColumnType { oid: 26, modifier: -1 });
+        it.base_types.insert(70_000, ColumnType { oid: 26, modifier: -1 });
     };
-    let faults: [Fault; 11] = [
+    let faults: [Fault; 15] = [
         (
             |it| table(it).columns[4].type_oid = 26,
             "payload of public.outbox is of type oid",
             "lo_get(\"payload\"::oid)",
         ),
         (of_lo, "payload of public.outbox is of type oid", "type bytea using"),
+        (
+            |it| table(it).access_method = some("columnar"),
+            "has the access method columnar",
+            "alter table public.outbox set access method heap",
+        ),
+        (|it| table(it).is_hypertable = true, "is a hypertable", "PARTITION BY RANGE"),
+        (
+            |it| table(it).children = vec!["c".into()],
+            "tables inherit from public.outbox (c)",
+            "alter table c no inherit public.outbox",
+        ),
+        (
+            |it| table(it).insert_rules = vec!["r on outbox".into()],
+            "rules of public.outbox replace an insert (r on outbox)",
+            "drop rule r on outbox",
+        ),
         // Before a missing slot: no slot helps.
         (|it| (it.slot, table(it).kind) = (None, "v".into()), "public.outbox is a view", "inserted into"),
         (|it| table(it).kind = "f".into(), "is a foreign table", "inserted into"),
@@ -293,7 +309,7 @@ fn each_risk_of_server_slot_publication_or_table_is_a_warning() {
         (for_all, "without a primary key or replica identity fails in the application"),
         (|it| catalog(it).other_tables = vec!["a".into(), "b".into()], "other tables (a, b)"),
         (|it| table(it).row_security = true, "row-level security"),
-        (|it| table(it).inherited_by = 1, "inherit"),
+        (|it| table(it).insert_triggers = vec!["t on outbox".into()], "runs before each insert of a row (t on outbox)"),
         (|it| catalog(it).members = vec![member(1, "events")], "rows of its siblings are not relayed"),
         (attached, "attach and detach in one transaction with an alter publication"),
     ];
