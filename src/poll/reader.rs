@@ -428,7 +428,8 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         let sql = format!("explain {}", rows(facts, outbox, &Selection::of(which))?);
         match bounded(doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(()) => {}
-            Err(failed) if failed.sqlstate() == Some("42501") => return Ok(false),
+            // Rows that a policy hides are refused with this state, too, and no right would help.
+            Err(failed) if failed.sqlstate() == Some("42501") && !hides_rows(&failed) => return Ok(false),
             // An expression that Postgres takes alone and not behind ORDER BY, such as a constant.
             Err(failed) if outbox.upkeep.order_by.is_some() && is_about_sql(&failed) => {
                 return Err(Error::new(Kind::Config, failed.error().cause()).remedy(ORDER_REMEDY));
@@ -437,6 +438,10 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         }
     }
     Ok(true)
+}
+
+fn hides_rows(failed: &QueryError) -> bool {
+    failed.error().cause().contains("row-level security")
 }
 
 /// Whether `sql` is the column and nothing else.
