@@ -281,7 +281,6 @@ fn each_statement_of_doctor_mends_what_it_is_printed_for() {
         ("alter publication $p drop table outbox", "publication", "wrong", "is not in publication"),
         ("alter publication $p set table outbox where (id is not null)", "publication", "wrong", "filters rows"),
         ("alter publication $p set table outbox (id, type)", "table", "wrong", "publishes only (id, type)"),
-        ("alter table outbox set unlogged", "table", "wrong", "is unlogged"),
         (
             "drop publication $p; create publication $p for all tables",
             "publication",

@@ -80,7 +80,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         }
     };
     report.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
-    let has_row_keys = found.is_ok();
+    let mut upkeep_is_open = found.is_ok();
     if let Err(error) = found {
         report.wrong("row-key", "", &error);
     }
@@ -101,7 +101,6 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
     }
     copies(report, config, &facts).await;
     clock(report, &session).await;
-    let mut upkeep_is_open = has_row_keys;
     let tables = named.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)));
     for ((outbox, name), catalog) in tables.zip(&facts.catalogs) {
         let is_readable = readable(catalog, outbox);
