@@ -215,7 +215,11 @@ async fn look(control: Control, before: Vec<Fingerprint>, config: Config, known:
     let mut look = control.check_catalog(before).await?;
     if look.is_altered(known) {
         let readable = control.ask(async move |session| Ok(can_go_on(session.client(), &config).await)).await?;
-        look.unreadable = readable.err();
+        match readable {
+            // A lock or a lost connection says nothing of the table: the next look asks again.
+            Err(error) if !error.kind().halts() => return Err(error),
+            readable => look.unreadable = readable.err(),
+        }
     }
     Ok(look)
 }

@@ -24,6 +24,7 @@ mod outage;
 mod parked_index;
 pub mod pipeline;
 mod producer;
+mod published_versions;
 pub mod publisher;
 pub mod quarantine;
 mod recovery;

@@ -193,11 +193,13 @@ pub(super) struct RefusedWrites {
     backoff: Backoff,
     next_try: Instant,
     is_told: bool,
+    /// Whether a refusal ends the session: what it does is tried once.
+    pub(super) gives_way: bool,
 }
 
 impl RefusedWrites {
     pub(super) fn new() -> RefusedWrites {
-        RefusedWrites { backoff: Backoff::new(), next_try: Instant::now(), is_told: false }
+        RefusedWrites { backoff: Backoff::new(), next_try: Instant::now(), is_told: false, gives_way: false }
     }
 
     /// Whether the last write was refused.

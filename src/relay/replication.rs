@@ -598,7 +598,9 @@ impl ReplicationLoop<'_> {
     /// Errors: commits wait for this relay, and it makes no progress.
     fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
         let acked = self.pipeline.publisher.counts().acked;
-        let (owes, confirmed) = (self.pipeline.owes_confirmation(), self.pipeline.confirmable());
+        // What is not read is not confirmed, either.
+        let owes = self.pipeline.owes_confirmation() || !self.reads();
+        let confirmed = self.pipeline.confirmable();
         if self.shared.leaving.is_none() && self.held_commits.is_too_long(owes, acked, confirmed, now) {
             let (slot, error) = (&self.shared.process.config.source.slot, HeldCommits::error());
             tracing::error!(event = "stream_left", %slot, %error, "leaving the stream until Kafka answers");

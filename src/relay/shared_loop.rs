@@ -113,9 +113,7 @@ pub(super) struct SharedLoop<'a> {
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
     writing_back: Fuse<Job<Result<Arc<Marker>>>>,
-    refused_writes: RefusedWrites,
-    /// Whether a refused write-back ends the session: what it does is tried once.
-    pub(super) gives_way: bool,
+    pub(super) refused_writes: RefusedWrites,
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
     stop_heard: bool,
@@ -146,7 +144,6 @@ impl<'a> SharedLoop<'a> {
             marker,
             writing_back: Fuse::terminated(),
             refused_writes: RefusedWrites::new(),
-            gives_way: false,
             retrying: Retrying::new(config, known, &telemetry.metrics, Some(watchdog.beside())),
             leaving: None,
             stop_heard: false,
@@ -222,7 +219,7 @@ impl<'a> SharedLoop<'a> {
             return Err(error);
         }
         publisher.write_backs.abandon();
-        if self.gives_way {
+        if self.refused_writes.gives_way {
             return Err(error);
         }
         let Process { config, telemetry, .. } = self.process;

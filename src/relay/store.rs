@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::position::Position;
 use crate::relay::parked_index::RetryMemory;
-use crate::relay::table_loop::PublishedVersions;
+use crate::relay::published_versions::PublishedVersions;
 use crate::relay::write_back::WriteBacks;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;

@@ -118,7 +118,11 @@ impl Relay {
                 }
             }
             if stop.asked() == Stop::No {
-                error = unless_there(error, &self.config.kafka).await;
+                let stopped = error.clone();
+                error = tokio::select! {
+                    () = stop.at_least(Stop::Drain) => stopped,
+                    error = unless_there(error, &self.config.kafka) => error,
+                };
                 let quarantine = self.producer.newest_quarantine();
                 let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {

@@ -27,13 +27,14 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
+use crate::relay::published_versions::PollScan;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::{Lease, version};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::table_loop::{OutboxTable, PollScan, Query, TableLoop};
+use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
@@ -102,7 +103,7 @@ pub(super) async fn run(
     reading.published = found;
     // Another process may have read the table since.
     reading.published.remembers_from = None;
-    reading.shared.gives_way = matches!(task, TableTask::Again(_));
+    reading.shared.refused_writes.gives_way = matches!(task, TableTask::Again(_));
     let files = Vec::new();
     let mut work = Work { reading, reader, tables, files, control, notified, facts, config, telemetry, stop };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
@@ -381,8 +382,7 @@ impl Work<'_> {
             if resumed.is_none() {
                 // Where it is the first time, what was configured for that.
                 let rows = self.reading.stored.catch_up.take().map_or(Rows::Unpublished, |catch_up| catch_up.rows);
-                let until = Some(now.clone());
-                self.reading.stored.catch_up = Some(CatchUp::new(rows, until));
+                self.reading.stored.catch_up = Some(CatchUp::new(rows, Some(now.clone())));
             }
             if std::mem::take(&mut is_first) {
                 // Rows that are left out now stay left out, also for the next relay.
@@ -404,21 +404,15 @@ impl Work<'_> {
             if scan == PollScan::Xmin && resumed.is_none() {
                 xmin_due = next_xmin_scan(began, began.elapsed());
             }
-            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
-                stored_at = Instant::now();
-                self.reading.save().await?;
-            }
+            self.save_if_due(&mut stored_at, read).await?;
             self.reading.report(Instant::now());
             if next_look <= Instant::now() {
                 next_look = Instant::now() + LOOK_INTERVAL;
-                // Where inserts go to other tables, polling finds none of them (P8).
-                let look = self.control.check_catalog(Vec::new()).await?;
-                look.now.iter().try_for_each(Fingerprint::keeps_rows)?;
+                self.look().await?;
             }
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
-                let measured = self.control.wal_position().await?;
-                oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
+                self.measure(&mut oldest).await?;
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let idle = empty > IDLE_AFTER;
@@ -441,6 +435,27 @@ impl Work<'_> {
                 return Ok(Ended::Stopped);
             }
         }
+    }
+
+    /// Looks at the catalogs: where inserts go to other tables, polling finds none of them (P8).
+    async fn look(&mut self) -> Result<()> {
+        let look = self.control.check_catalog(Vec::new()).await?;
+        look.now.iter().try_for_each(Fingerprint::keeps_rows)
+    }
+
+    async fn measure(&mut self, oldest: &mut OldestTransaction) -> Result<()> {
+        let measured = self.control.wal_position().await?;
+        oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
+        Ok(())
+    }
+
+    /// The position is stored: after rows, from time to time, and where parked events wait for it.
+    async fn save_if_due(&mut self, stored_at: &mut Instant, read: u64) -> Result<()> {
+        if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
+            *stored_at = Instant::now();
+            self.reading.save().await?;
+        }
+        Ok(())
     }
 
     /// The transaction up to which `xmin` says nothing, because it rewrote a table since the last scan of `xmin`.

@@ -14,10 +14,11 @@ use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::Published;
-use crate::poll::{Key, PolledRow, Reader, RowStream, RowVersion, TableFacts};
+use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
+use crate::relay::published_versions::{PollScan, PublishedVersions};
 use crate::relay::publisher::{Publisher, contradiction};
 use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due};
 use crate::relay::stop::Stop;
@@ -358,7 +359,8 @@ impl<'a> TableLoop<'a> {
         }
         let mut left = self.store.known.left.lock();
         left.write_backs = std::mem::take(&mut self.publisher.write_backs);
-        if failed {
+        // After a request for rows a stream goes on, which stores nothing first: it begins at what is stored.
+        if failed && !self.shared.refused_writes.gives_way {
             left.progress = Some(self.stored.clone());
             left.found = std::mem::take(&mut self.published);
         }
@@ -452,177 +454,5 @@ impl<'a> TableLoop<'a> {
             end = &mut self.shared.control => Err(end.error().clone()),
             () = self.shared.retrying.finish(asked) => Ok(()),
         }
-    }
-}
-
-/// Row versions that a poller finds more than once.
-///
-/// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as long as some transaction
-/// from before it is under way (see [`crate::poll`]). All versions with one `xmin` become visible at once. A scan that
-/// compares the `xmin` of all rows reads all of them, and a bit for each `xmin` remembers that. Other scans read the
-/// versions of one transaction column, and remember the pairs.
-#[derive(Debug, Default)]
-pub(super) struct PublishedVersions {
-    /// Read by scans of the column since the last scan of `xmin`.
-    pairs: HashSet<RowVersion>,
-    /// The `xmin` of versions that scans of `xmin` read.
-    read: Xids,
-    /// Those of this scan.
-    scanned_pairs: HashSet<RowVersion>,
-    scanned: Xids,
-    /// What this scan compares; none without a poller.
-    scan: Option<PollScan>,
-    /// Up to this transaction `xmin` tells no copied row: the table was rewritten since the last scan.
-    rewritten_by: Option<u64>,
-    /// All published versions with this `xmin` or a later one are remembered; none before the first scan of `xmin`.
-    pub(super) remembers_from: Option<u64>,
-}
-
-/// What a poll compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PollScan {
-    /// The transaction column, by its index.
-    Column,
-    /// Also the `xmin` of every row.
-    Xmin,
-}
-
-impl PublishedVersions {
-    /// Another scan, which finds none whose `xmin` is below `oldest`.
-    fn begin(&mut self, scan: PollScan, oldest: u64) {
-        self.scan = Some(scan);
-        self.scanned_pairs.clear();
-        self.scanned = Xids::from(oldest);
-        self.read.forget_below(oldest);
-    }
-
-    fn is_new(&mut self, version: RowVersion) -> bool {
-        let Some(scan) = self.scan else { return true };
-        if self.read.has(version.xmin) {
-            return false;
-        }
-        match scan {
-            PollScan::Column => drop(self.scanned_pairs.insert(version)),
-            PollScan::Xmin => self.scanned.add(version.xmin),
-        }
-        !self.pairs.contains(&version)
-    }
-
-    /// The rows of the scan are published, which saw no transaction from `xmax` on.
-    pub(super) fn end(&mut self, xmax: u64) {
-        match self.scan {
-            Some(PollScan::Xmin) => {
-                self.remembers_from.get_or_insert(xmax);
-                self.pairs.clear();
-                self.read.add_all(&self.scanned);
-            }
-            Some(PollScan::Column) => self.pairs.extend(self.scanned_pairs.drain()),
-            None => {}
-        }
-    }
-
-    /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier process stored.
-    pub(super) fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
-        let mut savepoints: Vec<u64> = self.pairs.iter().map(|version| version.xmin).collect();
-        savepoints.extend(stored);
-        savepoints.sort_unstable();
-        savepoints.dedup();
-        savepoints.drain(..savepoints.len().saturating_sub(SAVEPOINTS_MAX));
-        savepoints
-    }
-}
-
-/// Savepoints that are stored at most; rows of earlier ones may be published again after a crash.
-const SAVEPOINTS_MAX: usize = 2_000;
-
-/// A set of transaction ids from the first one on, a bit for each.
-#[derive(Debug, Default)]
-struct Xids {
-    /// The id of the first bit, a multiple of 64.
-    first: u64,
-    words: VecDeque<u64>,
-}
-
-impl Xids {
-    fn from(oldest: u64) -> Xids {
-        Xids { first: oldest / 64 * 64, words: VecDeque::new() }
-    }
-
-    fn forget_below(&mut self, oldest: u64) {
-        let words = oldest.saturating_sub(self.first) / 64;
-        self.words.drain(..self.words.len().min(usize::try_from(words).unwrap_or(usize::MAX)));
-        self.first += words * 64;
-    }
-
-    /// The index of the word of this id.
-    fn word(&self, xid: u64) -> Option<usize> {
-        usize::try_from(xid.checked_sub(self.first)? / 64).ok()
-    }
-
-    fn has(&self, xid: u64) -> bool {
-        self.word(xid).and_then(|word| self.words.get(word)).is_some_and(|word| word & 1 << (xid % 64) != 0)
-    }
-
-    fn add(&mut self, xid: u64) {
-        let Some(at) = self.word(xid) else { return };
-        self.words.resize(self.words.len().max(at + 1), 0);
-        if let Some(word) = self.words.get_mut(at) {
-            *word |= 1 << (xid % 64);
-        }
-    }
-
-    fn add_all(&mut self, others: &Xids) {
-        let ids = |(at, word): (usize, &u64)| {
-            let (first, word) = (others.first + at as u64 * 64, *word);
-            (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| first + bit)
-        };
-        others.words.iter().enumerate().flat_map(ids).for_each(|xid| self.add(xid));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn version(xid: Option<u64>, xmin: u64) -> RowVersion {
-        RowVersion { xid, xmin }
-    }
-
-    #[test]
-    fn a_row_version_is_new_until_a_scan_that_found_it_has_ended() {
-        let (mut published, row) = (PublishedVersions::default(), version(None, 25));
-        assert!(published.is_new(row) && published.is_new(row), "nobody polls");
-        published.begin(PollScan::Column, 10);
-        assert!(published.is_new(row));
-        // That scan failed.
-        published.begin(PollScan::Column, 10);
-        assert!(published.is_new(row));
-        published.end(30);
-        published.begin(PollScan::Xmin, 20);
-        assert!(!published.is_new(row) && published.is_new(version(Some(3), 25)), "a copy by the same transaction");
-        published.end(30);
-        published.begin(PollScan::Column, 20);
-        assert!(!published.is_new(row) && !published.is_new(version(Some(4), 25)), "all of them were read");
-        assert!(published.is_new(version(None, 26)) && published.is_new(version(None, 25 + 640)));
-        published.begin(PollScan::Xmin, 20);
-        assert!(published.is_new(version(None, 25 + 640)), "that scan failed, too");
-        published.end(30);
-        published.begin(PollScan::Column, 600);
-        assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
-        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (2, 576, 0));
-    }
-
-    #[test]
-    fn a_set_of_transactions_forgets_the_old_ones() {
-        let mut xids = Xids::from(130);
-        [127, 128, 130, 191, 192, 1 << 20].into_iter().for_each(|xid| xids.add(xid));
-        assert!(!xids.has(127) && [128, 130, 191, 192, 1 << 20].into_iter().all(|xid| xids.has(xid)));
-        assert!(!xids.has(129) && !xids.has(1 << 21));
-        xids.forget_below(200);
-        assert!(!xids.has(191) && xids.has(192) && xids.has(1 << 20));
-        xids.forget_below(1 << 30);
-        assert!(xids.words.is_empty() && xids.first == 1 << 30);
-        xids.forget_below(7);
-        assert_eq!(xids.first, 1 << 30);
     }
 }

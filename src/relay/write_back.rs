@@ -72,6 +72,7 @@ impl WriteBacks {
     /// written.
     pub(super) fn behind(mut self, start: Position) -> WriteBacks {
         self.abandon();
+        self.written = 0;
         self.queue.iter_mut().for_each(|due| due.before = start);
         self.parked_bytes = self.parked().map(ParkedEvent::bytes).sum();
         self
@@ -105,7 +106,11 @@ impl WriteBacks {
         if self.in_progress > 0 || self.refused || self.queue.is_empty() {
             return None;
         }
-        self.in_progress = max.min(self.queue.len());
+        let is_parked = |due: &Due| due.write_back.parked().is_some();
+        let first = self.queue.front().is_some_and(is_parked);
+        // Marks wait until their rows are seen, which they are once the position is confirmed: behind parked events.
+        let alike = |due: &&Due| !self.is_synchronous || is_parked(due) == first;
+        self.in_progress = self.queue.iter().take(max).take_while(alike).count();
         let mut batch = Batch::default();
         for Due { write_back, xid, .. } in self.queue.iter().take(self.in_progress) {
             match write_back {

@@ -1,0 +1,167 @@
+//! The row versions that a poller has published, as far as it finds them again. No I/O.
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::poll::RowVersion;
+
+/// Row versions that a poller finds more than once.
+///
+/// Of a row whose column does not tell its transaction only `xmin` is known, and it is found as long as some transaction
+/// from before it is under way (see [`crate::poll`]). All versions with one `xmin` become visible at once. A scan that
+/// compares the `xmin` of all rows reads all of them, and a bit for each `xmin` remembers that. Other scans read the
+/// versions of one transaction column, and remember the pairs.
+#[derive(Debug, Default)]
+pub(super) struct PublishedVersions {
+    /// Read by scans of the column since the last scan of `xmin`.
+    pairs: HashSet<RowVersion>,
+    /// The `xmin` of versions that scans of `xmin` read.
+    read: Xids,
+    /// Those of this scan.
+    scanned_pairs: HashSet<RowVersion>,
+    scanned: Xids,
+    /// What this scan compares; none without a poller.
+    scan: Option<PollScan>,
+    /// Up to this transaction `xmin` tells no copied row: the table was rewritten since the last scan.
+    pub(super) rewritten_by: Option<u64>,
+    /// All published versions with this `xmin` or a later one are remembered; none before the first scan of `xmin`.
+    pub(super) remembers_from: Option<u64>,
+}
+
+/// What a poll compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PollScan {
+    /// The transaction column, by its index.
+    Column,
+    /// Also the `xmin` of every row.
+    Xmin,
+}
+
+impl PublishedVersions {
+    /// Another scan, which finds none whose `xmin` is below `oldest`.
+    pub(super) fn begin(&mut self, scan: PollScan, oldest: u64) {
+        self.scan = Some(scan);
+        self.scanned_pairs.clear();
+        self.scanned = Xids::from(oldest);
+        self.read.forget_below(oldest);
+    }
+
+    pub(super) fn is_new(&mut self, version: RowVersion) -> bool {
+        let Some(scan) = self.scan else { return true };
+        if self.read.has(version.xmin) {
+            return false;
+        }
+        match scan {
+            PollScan::Column => drop(self.scanned_pairs.insert(version)),
+            PollScan::Xmin => self.scanned.add(version.xmin),
+        }
+        !self.pairs.contains(&version)
+    }
+
+    /// The rows of the scan are published, which saw no transaction from `xmax` on.
+    pub(super) fn end(&mut self, xmax: u64) {
+        match self.scan {
+            Some(PollScan::Xmin) => {
+                self.remembers_from.get_or_insert(xmax);
+                self.pairs.clear();
+                self.read.add_all(&self.scanned);
+            }
+            Some(PollScan::Column) => self.pairs.extend(self.scanned_pairs.drain()),
+            None => {}
+        }
+    }
+
+    /// The savepoints of published rows since the last scan of `xmin`, with those that an earlier process stored.
+    pub(super) fn savepoints(&self, stored: &[u64]) -> Vec<u64> {
+        let mut savepoints: Vec<u64> = self.pairs.iter().map(|version| version.xmin).collect();
+        savepoints.extend(stored);
+        savepoints.sort_unstable();
+        savepoints.dedup();
+        savepoints.drain(..savepoints.len().saturating_sub(SAVEPOINTS_MAX));
+        savepoints
+    }
+}
+
+/// Savepoints that are stored at most; rows of earlier ones may be published again after a crash.
+const SAVEPOINTS_MAX: usize = 2_000;
+
+/// A set of transaction ids from the first one on: of each 64 ids that have a member, the bits.
+#[derive(Debug, Default)]
+struct Xids {
+    /// No id below is a member. A multiple of 64.
+    first: u64,
+    words: BTreeMap<u64, u64>,
+}
+
+impl Xids {
+    fn from(oldest: u64) -> Xids {
+        Xids { first: oldest / 64 * 64, words: BTreeMap::new() }
+    }
+
+    fn forget_below(&mut self, oldest: u64) {
+        self.first = self.first.max(oldest / 64 * 64);
+        self.words = self.words.split_off(&(oldest / 64));
+    }
+
+    fn has(&self, xid: u64) -> bool {
+        xid >= self.first && self.words.get(&(xid / 64)).is_some_and(|word| word & 1 << (xid % 64) != 0)
+    }
+
+    fn add(&mut self, xid: u64) {
+        if xid >= self.first {
+            *self.words.entry(xid / 64).or_default() |= 1 << (xid % 64);
+        }
+    }
+
+    fn add_all(&mut self, others: &Xids) {
+        for (at, word) in &others.words {
+            *self.words.entry(*at).or_default() |= word;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(xid: Option<u64>, xmin: u64) -> RowVersion {
+        RowVersion { xid, xmin }
+    }
+
+    #[test]
+    fn a_row_version_is_new_until_a_scan_that_found_it_has_ended() {
+        let (mut published, row) = (PublishedVersions::default(), version(None, 25));
+        assert!(published.is_new(row) && published.is_new(row), "nobody polls");
+        published.begin(PollScan::Column, 10);
+        assert!(published.is_new(row));
+        // That scan failed.
+        published.begin(PollScan::Column, 10);
+        assert!(published.is_new(row));
+        published.end(30);
+        published.begin(PollScan::Xmin, 20);
+        assert!(!published.is_new(row) && published.is_new(version(Some(3), 25)), "a copy by the same transaction");
+        published.end(30);
+        published.begin(PollScan::Column, 20);
+        assert!(!published.is_new(row) && !published.is_new(version(Some(4), 25)), "all of them were read");
+        assert!(published.is_new(version(None, 26)) && published.is_new(version(None, 25 + 640)));
+        published.begin(PollScan::Xmin, 20);
+        assert!(published.is_new(version(None, 25 + 640)), "that scan failed, too");
+        published.end(30);
+        published.begin(PollScan::Column, 600);
+        assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
+        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (2, 576, 0));
+    }
+
+    #[test]
+    fn a_set_of_transactions_forgets_the_old_ones() {
+        let mut xids = Xids::from(130);
+        [127, 128, 130, 191, 192, 1 << 20].into_iter().for_each(|xid| xids.add(xid));
+        assert!(!xids.has(127) && [128, 130, 191, 192, 1 << 20].into_iter().all(|xid| xids.has(xid)));
+        assert!(!xids.has(129) && !xids.has(1 << 21));
+        xids.forget_below(200);
+        assert!(!xids.has(191) && xids.has(192) && xids.has(1 << 20));
+        xids.forget_below(1 << 30);
+        assert!(xids.words.is_empty() && xids.first == 1 << 30);
+        xids.forget_below(7);
+        assert_eq!(xids.first, 1 << 30);
+    }
+}
