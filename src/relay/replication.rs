@@ -20,7 +20,7 @@ use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
 use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::recovery::why_unread;
-use crate::relay::session::Session;
+use crate::relay::session::{Session, memberships};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -415,6 +415,8 @@ impl ReplicationLoop<'_> {
                 tracing::warn!(event = "table_altered", %slot, "{notice}");
             }
         }
+        // One of several memberships may have gone: the rows were published all the while.
+        self.session.start.identity.membership_oids = memberships(&look.now);
         if self.is_altered() || !look.is_altered(self.known_version()) {
             return Ok(());
         }

@@ -405,7 +405,7 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
         publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
         publication_version: version(facts),
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
-        membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
+        membership_oids: memberships(&fingerprints),
         message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
         kafka_cluster: None,
     }
@@ -420,6 +420,11 @@ fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
     let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
     let publication = &config.source.publication;
     facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
+}
+
+/// OIDs of the rows that say the tables are in the publication, sorted.
+pub(super) fn memberships(fingerprints: &[Fingerprint]) -> Vec<u32> {
+    sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids))
 }
 
 fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
