@@ -39,9 +39,11 @@
 //! to case is `state operator(public.=) 'open'::public.citext`. Comparing an enum with a string constant needs nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres itself
 //! compares: an order of another type is refused, an id of another type is compared as text.
 
+pub(crate) mod pending_index;
 pub mod reader;
 pub mod select;
 
+pub(crate) use pending_index::{missing_index, missing_indexes};
 pub(crate) use reader::all_table_facts;
 pub use reader::{Began, PolledRow, Reader, RowStream, table_facts};
 pub(crate) use reader::{RestoredRows, RowVersion, TableFile, restored_rows};

@@ -19,7 +19,7 @@ use crate::config::{Config, Mode, OnLoss, OutboxConfig, SourceConfig, StoreKind}
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
-use crate::poll::{Reader, all_table_facts};
+use crate::poll::{Reader, all_table_facts, missing_indexes};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
@@ -85,9 +85,10 @@ impl Session {
         if let Some(error) = &vanished {
             warn(format!("{error}; relaying the events from before that, then stopping"));
         }
-        if source.gives_up_over_budget() || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
+        if source.gives_up_over_budget() || has_pending(config) {
             judge_polling(config, warn).await?;
         }
+        tell_missing_indexes(sql.client(), config, warn).await;
         none_left_behind(sql.client(), config).await?;
         tell_owners(sql.client(), config, warn).await?;
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await?
@@ -265,6 +266,9 @@ impl Lease {
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         tell_owners(sql.client(), config, warn).await?;
+        if matches!(why, TableReason::Poll(_)) {
+            tell_missing_indexes(sql.client(), config, warn).await;
+        }
         let notified = sql.notified();
         let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
@@ -542,6 +546,10 @@ async fn tell_owners(client: &Client, config: &Config, warn: &mut (dyn FnMut(Str
     Ok(())
 }
 
+fn has_pending(config: &Config) -> bool {
+    config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some())
+}
+
 /// Warns where the tables could not be polled.
 /// Errors: they could not, and the slot is to be dropped over its limit.
 async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
@@ -557,6 +565,17 @@ async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -
         }
     }
     Ok(())
+}
+
+/// Warns where searches for pending rows read the whole table. Other checks tell why that cannot be found out.
+async fn tell_missing_indexes(client: &Client, config: &Config, warn: &mut (dyn FnMut(String) + Send)) {
+    if !has_pending(config) {
+        return;
+    }
+    match missing_indexes(client, &config.outboxes).await {
+        Ok(missing) => missing.into_iter().for_each(|missing| warn(format!("{}: {}", missing.text, missing.remedy))),
+        Err(error) => tracing::debug!(%error, "cannot check whether indexes serve outbox.pending"),
+    }
 }
 
 /// Drives `work` to its end, and sends a status update every `every` (P5). Nothing is read.

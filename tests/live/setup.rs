@@ -1,11 +1,14 @@
 //! docs/reference/privileges.md: what `setup` and `teardown` print of the statements that they run, or would run.
 
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 
 use crate::support::relay::{EXIT, RelayCommand, last_words, told};
 use crate::support::servers::Postgres;
 use crate::support::wait::eventually;
-use crate::support::world::World;
+use crate::support::world::{ARRIVAL, World};
 
 /// Slots and publications of the world.
 fn objects(world: &World) -> i64 {
@@ -98,4 +101,53 @@ fn a_forced_teardown_ends_the_session_of_a_relay() {
     assert!(dropped.contains("select pg_catalog.pg_terminate_backend("), "{dropped}");
     assert_eq!(objects(&world), 0, "{dropped}");
     relay.kill_hard();
+}
+
+#[test]
+fn setup_doctor_and_run_print_the_index_that_pending_needs_and_it_serves() {
+    const ORDINARY: &str = "alter table outbox add published_at timestamptz";
+    const PARTITIONED: &str = "drop table outbox; create table outbox (id uuid, aggregatetype text, aggregateid text,
+            type text, payload jsonb, seq bigserial, published_at timestamptz, day int, primary key (id, day))
+            partition by list (day);
+        create table day_1 partition of outbox for values in (1);
+        create table others partition of outbox default partition by list (day);
+        create table day_2 partition of others for values in (2)";
+    const TEXT: &str = "no index serves outbox.pending of table public.outbox";
+    for table in [ORDINARY, PARTITIONED] {
+        let world = World::keeping();
+        let sql = world.sql();
+        sql.run(table);
+        let toml = "[outbox]\npending = \"published_at is null\"\nmark = \"published_at = now()\"\n";
+        let pending = |command: &str| world.command(command).config_file(toml);
+        let setup = pending("setup").flag("--dry-run").output();
+        let printed = String::from_utf8(setup.stdout).unwrap();
+        let run = pending("run").option("--brokers", &world.brokers);
+        pending("setup").succeed();
+        let relay = run.clone().start();
+        eventually("it is warned", ARRIVAL, || relay.log().matches(TEXT).count(), |count| *count == 1);
+        drop(relay);
+        let doctor = pending("doctor").option("--brokers", &world.brokers);
+        let words = String::from_utf8(doctor.output().stdout).unwrap();
+        assert!(printed.contains(TEXT) && words.contains(TEXT), "{printed}{words}");
+
+        // As pasted into psql.
+        let start = printed.find(TEXT).unwrap();
+        let lines = printed[start..].lines().skip(1).map(|line| line.trim_start_matches("--").trim());
+        let script = lines.take_while(|line| line.contains("create index")).collect::<Vec<_>>().join("\n");
+        let psql = Command::new("psql")
+            .args(["-X", "-v", "ON_ERROR_STOP=1", &world.database_url])
+            .arg("-f")
+            .arg("-")
+            .stdin(Stdio::piped())
+            .spawn();
+        let mut psql = psql.expect("psql");
+        psql.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        assert!(psql.wait().unwrap().success(), "{script}");
+        assert!(!String::from_utf8(doctor.output().stdout).unwrap().contains(TEXT), "{script}");
+        let valid = "select count(*) from pg_index where indpred is not null and indisvalid";
+        assert_eq!(sql.number(valid), if table == ORDINARY { 1 } else { 4 });
+        let mut relay = run.start();
+        relay.wait_ready();
+        assert!(!relay.log().contains(TEXT), "{}", relay.log());
+    }
 }

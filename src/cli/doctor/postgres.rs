@@ -13,7 +13,7 @@ use crate::cli::status::NO_RELAY;
 use crate::config::unit::human_bytes;
 use crate::config::{Config, OnError, OutboxConfig, SourceConfig};
 use crate::error::{Error, NextCommand, Remedy, Result};
-use crate::poll::{RestoredRows, restored_rows, table_facts};
+use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quoted};
@@ -261,6 +261,11 @@ async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config
             let fix = Remedy::from("once ").and(pending).and(" counts no event: ").and(fix);
             report.warning(CHECK, &outbox.source, cause, Some(fix));
         }
+        Err(error) => report.risk(CHECK, &outbox.source, &error),
+    }
+    match missing_index(session.client(), outbox, &facts).await {
+        Ok(Some(missing)) => report.warning(CHECK, &outbox.source, missing.text, Some(missing.remedy.into())),
+        Ok(None) => {}
         Err(error) => report.risk(CHECK, &outbox.source, &error),
     }
     match can_be_read(&facts, outbox, config, polls) {

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::{Mode, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Result};
-use crate::poll::{NEEDS_ORDER, TableFacts, table_facts};
+use crate::poll::{NEEDS_ORDER, TableFacts, missing_index, table_facts};
 use crate::postgres::catalog::{Table, no_table};
 use crate::postgres::query::one_json;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
@@ -304,7 +304,11 @@ pub(crate) async fn look_at_rows(
     let exists = |(_, of): &((&OutboxConfig, &TableName), &OutboxTable)| of.table.is_some();
     for ((outbox, _), _) in wanted.tables().zip(&found.outboxes).filter(exists) {
         match table_facts(client, outbox).await {
-            Ok(facts) => judge_rows(plan, wanted, outbox, &facts, adds_column),
+            Ok(facts) => {
+                judge_rows(plan, wanted, outbox, &facts, adds_column);
+                let missing = missing_index(client, outbox, &facts).await?;
+                plan.warnings.extend(missing.map(|missing| format!("{}:\n{}", missing.text, missing.remedy)));
+            }
             Err(error) if !matches!(error.kind(), Kind::Config | Kind::Publication) => return Err(error),
             Err(error) if wanted.polls() => plan.obstacles.push(error),
             Err(error) => plan.warnings.push(with_remedy(&error)),
