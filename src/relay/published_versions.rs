@@ -148,7 +148,7 @@ mod tests {
         published.end(30);
         published.begin(PollScan::Column, 600);
         assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
-        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (2, 576, 0));
+        assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (1, 576, 0));
     }
 
     #[test]
@@ -163,5 +163,8 @@ mod tests {
         assert!(xids.words.is_empty() && xids.first == 1 << 30);
         xids.forget_below(7);
         assert_eq!(xids.first, 1 << 30);
+        let mut far = Xids::from(0);
+        far.add(1 << 62);
+        assert_eq!((far.has(1 << 62), far.words.len()), (true, 1), "memory is for what it has");
     }
 }
