@@ -172,7 +172,8 @@ impl<'a> TableLoop<'a> {
         }
         self.advance(&mut scan);
         if read.is_err() {
-            self.remember(&mut scan);
+            // The next session publishes no delivered row again: its write-backs come first.
+            self.advance_to(self.publisher.ledger.delivered(), &mut scan);
         }
         if let Ok(Some(_)) = read {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
@@ -344,11 +345,6 @@ impl<'a> TableLoop<'a> {
         {
             catch_up.after = Some(key);
         }
-    }
-
-    /// The session ends, and the next one publishes no delivered row again: its write-backs come first.
-    fn remember(&mut self, scan: &mut Scan<'_>) {
-        self.advance_to(self.publisher.ledger.delivered(), scan);
     }
 
     /// Leaves what this session could not write to the next one.
