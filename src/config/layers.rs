@@ -776,7 +776,7 @@ mod tests {
         assert_eq!(outbox.aggregate_id, "aggregateid");
         assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
         assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
-        assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
+        assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (16 << 20, 100_000));
         assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
         assert_eq!(config.state.key, "orders");
         assert_eq!(config.http.listen, None);

@@ -48,7 +48,7 @@ fn a_large_transaction_is_relayed_in_bounded_memory() {
 /// A record in librdkafka's queue costs more than a small event has bytes.
 #[test]
 fn small_events_in_flight_to_a_frozen_broker_stay_within_the_memory_limit() {
-    const LIMIT: u64 = 32 << 20;
+    const LIMIT: u64 = 16 << 20;
     let kafka = Kafka::never_fenced();
     let world = World::on(Postgres::shared(), kafka.brokers());
     let mut relay = world.run().start();
