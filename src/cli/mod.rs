@@ -2,6 +2,7 @@
 //! the configuration, and [`output`] prints.
 
 use std::future::pending;
+use std::pin::pin;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
@@ -404,16 +405,17 @@ async fn run(args: &RunArgs) -> Outcome {
         }
     };
     let page = pages.as_ref().map(|_| Page::new(telemetry.clone()));
-    let serve = async {
+    // Its connections end with it, and show the end of the relay before.
+    let mut serve = pin!(async {
         match pages.zip(page.as_ref()) {
             Some((listener, page)) => http::serve(listener, telemetry, page).await,
             None => pending().await,
         }
-    };
+    });
     let ended = tokio::select! {
         ended = Box::pin(relay) => ended,
         never = tell => match never {},
-        never = serve => match never {},
+        never = &mut serve => match never {},
         never = watch.keep_looking(), if is_watched => match never {},
     };
     if let Some(manager) = &mut manager {

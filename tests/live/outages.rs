@@ -268,23 +268,30 @@ fn revoked_rights_are_named() {
     let of_role = |command: RelayCommand| {
         command.option("--database-url", &url).config_file("[outbox]\nmark = \"sent = true\"\npending = \"not sent\"\n")
     };
-    let (run, doctor) = (of_role(world.run()), of_role(doctor(&world)));
-    let mut relay = run.start();
+    let doctor = of_role(doctor(&world));
+    let mut relay = of_role(world.run()).start();
     relay.wait_ready();
     world.emit(&sql, "a");
     let sent = || sql.number("select count(*) from outbox where sent");
     eventually("the row is marked", ARRIVAL, sent, |sent| *sent == 1);
-    let viewer = Viewer::of(&relay);
 
+    // It remembers what it published, and goes on once the remedy is pasted.
     sql.run(&format!("revoke update on outbox from {role}"));
     world.emit(&sql, "a");
-    let check = Check { name: "upkeep", state: "wrong", found: "outbox", fix: "update on" };
-    assert_end_named(&mut relay, &viewer, 11, "outbox", "update on");
-    assert_right_named(&world, &doctor, &check);
+    let signs = Signs {
+        alert: "WalrelayNotReady",
+        sample: "walrelay_not_ready{reason=\"postgres_unwritable\"}",
+        is_alert: is_one,
+        page: &["Not ready: ", "permission denied", "update on"],
+        log: &["permission denied", "update on"],
+        check: Check { name: "upkeep", state: "wrong", found: "outbox", fix: "update on" },
+    };
+    assert_named(&relay, &doctor, &signs);
+    sql.run(&Checks::of(&doctor).has("upkeep", "wrong", "outbox", "update on"));
+    eventually("it goes on", LIMIT, || relay.is_ready(), |ready| *ready);
+    eventually("the row is marked", ARRIVAL, sent, |sent| *sent == 2);
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
 
-    sql.run(&format!("grant update on outbox to {role}"));
-    let mut relay = run.start();
-    relay.wait_ready();
     let viewer = Viewer::of(&relay);
     sql.run(&format!("alter role {role} noreplication; select pg_terminate_backend({}::int)", world.walsender()));
     let fix = format!("alter role \"{role}\" replication");
