@@ -162,6 +162,11 @@ impl Kind {
         matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
     }
 
+    /// The name, as `docs/reference/exit-codes.md`, errors in JSON and the metrics have it. Never renamed.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     /// The class of an event that is given up, in dead letters, metrics and commands. Never renamed.
     pub fn class(self) -> &'static str {
         if self == Kind::Event {

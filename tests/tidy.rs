@@ -297,13 +297,17 @@ fn every_exit_code_is_documented() {
     let source = read("src/error.rs");
     let (_, table) = source.split_once("fn exit_code").unwrap();
     let (table, _) = table.split_once("\n    }\n").unwrap();
+    let name_of = |variant: &str| {
+        let kind = Kind::value_variants().iter().find(|kind| format!("{kind:?}") == variant);
+        kind.unwrap_or_else(|| panic!("no kind {variant}")).name()
+    };
     let mut in_code = BTreeSet::new();
     for arm in table.split(',').filter_map(|arm| arm.split_once("=>")) {
         let code: u8 = arm.1.trim().parse().unwrap();
         let kinds = arm.0.split("Kind::").skip(1).filter_map(|kind| words(kind).next());
-        in_code.extend(kinds.map(|kind| (code, kind.to_owned())));
+        in_code.extend(kinds.map(|kind| (code, name_of(kind))));
     }
-    assert!(in_code.contains(&(2, "Config".to_owned())), "{in_code:?}");
+    assert!(in_code.contains(&(14, "slot_unusable".to_owned())), "{in_code:?}");
 
     let page = read("docs/reference/exit-codes.md");
     let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells);

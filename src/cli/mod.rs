@@ -604,11 +604,11 @@ mod tests {
         let error = Error::new(Kind::Config, "x");
         for (typed, start) in [
             (&["status"][..], "error: x"),
-            (&["status", "--json"], "{\"kind\":\"Config\""),
-            (&["parked", "list", "--output", "json"], "{\"kind\":\"Config\""),
-            (&["cleanup", "--output", "yaml"], "kind: Config\n"),
+            (&["status", "--json"], "{\"kind\":\"config\""),
+            (&["parked", "list", "--output", "json"], "{\"kind\":\"config\""),
+            (&["cleanup", "--output", "yaml"], "kind: config\n"),
             (&["config", "init", "--output", "json"], "error: x"),
-            (&["config", "init", "--json"], "{\"kind\":\"Config\""),
+            (&["config", "init", "--json"], "{\"kind\":\"config\""),
         ] {
             let typed = Cli::command().get_matches_from([&["walrelay"], typed].concat());
             assert!(error_text(&error, &typed).starts_with(start), "{typed:?}");
@@ -626,7 +626,7 @@ mod tests {
         assert_eq!(object["exit_code"], 2);
         assert!(object["remedy"].as_str().unwrap().contains("Usage: walrelay status"), "{object}");
         assert!(told(&["parked", "lsit", "--output=json"]).unwrap().contains("unrecognized subcommand 'lsit'"));
-        assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: Config\n"));
+        assert!(told(&["pending", "--show", "x", "--output", "yaml"]).unwrap().starts_with("kind: config\n"));
         let line = "WALRELAY UNKNOWN - a flag or value of the check is not valid";
         assert_eq!(told(&["status", "--nagios", "postgres://me:secret@db/shop"]).as_deref(), Some(line));
         for for_people in [&["status", "--nope"][..], &["config", "init", "--output", "x.toml", "--nope"]] {

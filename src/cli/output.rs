@@ -147,7 +147,7 @@ impl ErrorReport {
     fn of(error: &Error) -> ErrorReport {
         let kind = error.kind();
         ErrorReport {
-            kind: format!("{kind:?}"),
+            kind: kind.name(),
             exit_code: kind.exit_code(),
             error: error.to_string(),
             remedy: error.any_remedy().or_else(|| kind.remedy()).map(|remedy| remedy.to_string()),
@@ -491,8 +491,8 @@ mod tests {
     #[test]
     fn an_error_is_one_object_with_its_kind_and_remedy_where_data_is_asked_for() {
         let error = Error::new(Kind::Config, "a \"b\"").remedy("c");
-        assert_eq!(error_in(Form::Json, &error), r#"{"kind":"Config","exit_code":2,"error":"a \"b\"","remedy":"c"}"#);
-        let yaml = "kind: NotVerified\nexit_code: 1\nerror: x\nremedy: null";
+        assert_eq!(error_in(Form::Json, &error), r#"{"kind":"config","exit_code":2,"error":"a \"b\"","remedy":"c"}"#);
+        let yaml = "kind: not_verified\nexit_code: 1\nerror: x\nremedy: null";
         assert_eq!(error_in(Form::Yaml, &Error::new(Kind::NotVerified, "x")), yaml);
         assert_eq!(error_in(Form::Table, &error), error_lines(&error));
     }

@@ -588,7 +588,7 @@ impl Metrics {
 
     /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
-        self.errors.get_or_create(&[(KIND, name_of(&kind))]).inc();
+        self.errors.get_or_create(&[(KIND, kind.name())]).inc();
     }
 
     /// Sets the commit time of the oldest event that is not acked or not written back, in Unix microseconds; `None` if
