@@ -12,6 +12,7 @@ use crate::ledger::trail::Published;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::snapshot::Snapshot;
+use crate::source::preflight::has_payload;
 
 /// The facts of an outbox table that reading its rows needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +81,9 @@ impl TableFacts {
                 .remedy("name the table that events are inserted into"));
         }
         let column = |wanted: &String| table.needed_column(name, wanted);
+        for routed in outbox.routed_columns() {
+            has_payload(name, outbox, routed, column(routed)?.base.oid)?;
+        }
         let columns = outbox.columns.iter().map(|name| column(name).map(as_streamed)).collect::<Result<_>>()?;
         let id = column(&outbox.id)?;
         let key = outbox.index_columns().map(|name| column(name).cloned()).collect::<Result<_>>()?;
@@ -507,6 +511,22 @@ mod tests {
         let table = Table { kind: "r".to_owned(), columns, ..Table::default() };
         let outbox = OutboxConfig { columns: vec!["id".to_owned()], upkeep: upkeep.clone(), ..OutboxConfig::default() };
         TableFacts::found(&table, &TableName::debezium(), &outbox)
+    }
+
+    #[test]
+    fn a_payload_of_type_oid_is_refused_as_by_the_stream() {
+        let of = |base_oid: u32| {
+            let mut payload = Column::of("payload", "text");
+            payload.base.oid = base_oid;
+            let table = Table { kind: "r".to_owned(), columns: vec![payload], ..Table::default() };
+            let columns = vec!["payload".to_owned()];
+            let outbox = OutboxConfig { columns, id: "payload".to_owned(), payload: "payload".to_owned(), ..outbox() };
+            TableFacts::found(&table, &TableName::debezium(), &outbox)
+        };
+        let error = of(26).unwrap_err();
+        assert!(error.cause().contains("is of type oid") && error.kind() == Kind::Publication, "{error}");
+        assert!(error.what_to_do().unwrap().contains("type bytea using lo_get"), "{error}");
+        assert!(of(17).is_ok());
     }
 
     fn found(columns: Vec<Column>) -> TableFacts {

@@ -658,6 +658,23 @@ pub(crate) fn can_be_streamed(name: &TableName, table: &PublishedTable) -> Resul
 /// The type `oid`, also of `lo`.
 const OID: u32 = 26;
 
+/// Whether a routed column is not the payload, or has it, and not the number of a large object. `base_oid` is its base type.
+pub(crate) fn has_payload(table: &TableName, outbox: &OutboxConfig, column: &str, base_oid: u32) -> Result<()> {
+    if column != outbox.payload || base_oid != OID {
+        return Ok(());
+    }
+    unpublished(
+        format!(
+            "column {column} of {table} is of type oid: it has the number of a large object, and consumers would get that \
+             number"
+        ),
+        format!(
+            "alter table {table} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has the payload",
+            quoted(column)
+        ),
+    )
+}
+
 /// A publication, and an outbox table that must be in it.
 struct Published<'a> {
     name: &'a str,
@@ -749,19 +766,7 @@ impl Published<'_> {
                 return Err(no_column(table_name, wanted, table.columns.iter().map(|column| column.name.as_str())));
             };
             let base = base_types.get(&column.type_oid).map_or(column.type_oid, |base| base.oid);
-            if *wanted == outbox.payload && base == OID {
-                return unpublished(
-                    format!(
-                        "column {wanted} of {table_name} is of type oid: it has the number of a large object, and consumers \
-                         would get that number"
-                    ),
-                    format!(
-                        "alter table {table_name} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has \
-                         the payload",
-                        quoted(wanted)
-                    ),
-                );
-            }
+            has_payload(table_name, outbox, wanted, base)?;
             let is_streamed = match column.generated.as_str() {
                 "" => true,
                 "s" => publication.generated_columns.as_deref() == Some("s"),
