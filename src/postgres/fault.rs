@@ -231,7 +231,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
         ("54000", While::Streaming(_)) => {
             Remedy::from("nothing was skipped. A value is too large to be sent: deliver that row by hand")
         }
-        (internal, While::Streaming(slot)) if internal.starts_with("XX") => Remedy::from(format!(
+        (internal, While::Starting(slot) | While::Streaming(slot)) if internal.starts_with("XX") => Remedy::from(format!(
             "nothing was skipped. Start the relay again. If the same error comes back, the server cannot decode its WAL: \
              see its minor version with {VERSION}, and upgrade it to the newest one. Or read from the table what was not \
              published, with another slot: "
@@ -300,6 +300,14 @@ mod tests {
         let remedy = server(While::Streaming("orders"), "42704", "text").what_to_do().unwrap();
         for part in ["--publication", "teardown --slot orders --force", "setup --slot orders", "reads from the table"] {
             assert!(remedy.contains(part), "{part}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn an_internal_error_of_the_server_names_the_upgrade_at_once() {
+        for act in [While::Starting("orders"), While::Streaming("orders")] {
+            let remedy = server(act, "XX000", "invalid memory alloc request size").what_to_do().unwrap();
+            assert!(remedy.contains("upgrade it to the newest") && remedy.contains("run --slot orders"), "{remedy}");
         }
     }
 
