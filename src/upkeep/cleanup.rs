@@ -150,8 +150,8 @@ impl Sweeper {
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
             ("42501", _) if is_about_policy(error) => error.clone().remedy(sees_all_rows(&role)),
             ("42501", _) => Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
-                "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; (update, because \
-                 rows are locked first)",
+                "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; -- update, because \
+                 rows are locked first",
                 quote_table(name).unwrap_or_else(|_| name.to_string())
             )),
             ("42P01" | "3F000", _) => Error::new(Kind::Publication, error.cause()),

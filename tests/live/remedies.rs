@@ -3,6 +3,7 @@
 use super::upkeep::database;
 use crate::support::relay::{RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres};
+use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
@@ -35,6 +36,129 @@ fn pasted(remedy: &str) -> Vec<String> {
     commands.iter().map(run).collect()
 }
 
+/// The SQL in `remedy`, as somebody marks it to paste it: from its first verb to the end of the sentence, with a remark.
+#[track_caller]
+pub(super) fn statements(remedy: &str) -> &str {
+    const VERBS: [&str; 6] = ["alter ", "begin;", "create ", "drop ", "grant ", "select "];
+    let start = VERBS.iter().filter_map(|verb| remedy.find(verb)).min();
+    let sql = &remedy[start.unwrap_or_else(|| panic!("no SQL in {remedy}"))..];
+    sql.split(". ").next().unwrap_or(sql)
+}
+
+#[test]
+fn a_table_that_streams_nothing_is_mended_by_the_sql_of_its_remedy() {
+    let world = World::keeping();
+    let sql = world.sql();
+    sql.run("alter table outbox set unlogged");
+    sql.run(statements(&refused(&world.run(), 15).1));
+    world.setup();
+    world.relay();
+
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    let (sql, name) = (world.sql(), &world.name);
+    sql.run(
+        "drop table outbox;
+         create table outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text)
+             partition by list (type);
+         create table outbox_t partition of outbox for values in ('T')",
+    );
+    sql.run(&format!("create publication walrelay_{name} for table outbox with (publish = 'insert')"));
+    sql.run(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    // The position of one table is none for another.
+    let of = |table: &str| world.run().option("--table", table).option("--state-store", "slot");
+    let started = |table: &str| {
+        let mut relay = of(table).start();
+        relay.wait_ready();
+        sql.run(&format!("insert into outbox values (1, '{}', 'a', 'T', '{{}}')", world.kind(0)));
+        world.wait_confirmed(ARRIVAL);
+        assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+        world.delivered()
+    };
+    let (error, remedy) = refused(&of("public.outbox"), 15);
+    assert!(error.contains("under the names of partitions"), "{error}");
+    sql.run(statements(&remedy));
+    sql.run("alter table outbox_t set unlogged");
+    let (error, remedy) = refused(&of("public.outbox"), 15);
+    assert!(error.contains("partition public.outbox_t of public.outbox is unlogged"), "{error}");
+    sql.run(statements(&remedy));
+    assert_eq!(started("public.outbox"), 1);
+    let (error, remedy) = refused(&of("public.outbox_t"), 15);
+    assert!(error.contains("public.outbox_t is a partition"), "{error}");
+    sql.run(statements(&remedy));
+    assert_eq!(started("public.outbox_t"), 2);
+}
+
+#[test]
+fn the_grants_that_a_clean_up_prints_are_enough_for_it() {
+    let world = World::bare(Postgres::shared(), "127.0.0.1:9");
+    let (sql, role) = (world.sql(), format!("{}_cleaner", world.name));
+    sql.run(&format!(
+        "create schema \"Shop\"; create role {role} login;
+         create table \"Shop\".outbox (id bigint, aggregatetype text, aggregateid text, type text, payload text,
+             created_at timestamptz default now(), sent boolean)"
+    ));
+    let file = "[outbox]\ntable = '\"Shop\".outbox'\npending = \"not sent\"\nmark = \"sent = true\"\n";
+    let cleanup = world.command("cleanup").option("--database-url", &Postgres::shared().url_as(&role, &world.name));
+    let cleanup = cleanup.config_file(file).option("--older-than", "1d").flag("--yes");
+    for may_read in [false, true] {
+        sql.run(&format!("drop owned by {role}"));
+        if may_read {
+            sql.run(&format!("grant usage on schema \"Shop\" to {role}; grant select on \"Shop\".outbox to {role}"));
+        }
+        sql.run("insert into \"Shop\".outbox (id, created_at, sent) values (1, now() - interval '2 days', true)");
+        let (_, remedy) = refused(&cleanup, 11);
+        sql.run(statements(&remedy));
+        cleanup.succeed();
+        assert_eq!(sql.number("select count(*) from \"Shop\".outbox"), 0);
+    }
+    sql.run(&format!("drop owned by {role}; drop role {role}"));
+}
+
+#[test]
+fn the_command_that_the_log_prints_for_an_event_that_was_given_up_delivers_it() {
+    let world = World::keeping();
+    world.setup();
+    let sql = world.sql();
+    let topic = world.topic(0);
+    topic::create(&world.brokers, &topic, 1, &[]);
+    let file = format!(
+        "[database]\nurl = '{}'\n[kafka]\nbrokers = '{}'\n[delivery]\ndead_letter_topic = '{}.dead'\n",
+        world.database_url, world.brokers, world.name
+    );
+    for (on_error, named) in [("park", "parked retry"), ("dead-letter", "dead-letters retry"), ("skip", "replay")] {
+        topic::alter(&world.brokers, &topic, &[("max.message.bytes", "1000")]);
+        let mut relay = world.run().config_file(&file).option("--on-error", on_error).start();
+        relay.wait_ready();
+        // Hexadecimal noise, so that no compression brings it below the limit.
+        let insert = format!(
+            "insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), '{}', 'bad',
+             'Bad', (select jsonb_agg(md5(random()::text)) from generate_series(1, 200) n)) returning id::text",
+            world.kind(0)
+        );
+        let bad: String = sql.rows(&insert, &[])[0].get(0);
+        let fix = || {
+            let log = relay.log();
+            let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+            let mut fixes = lines.filter_map(|line| Some(line["fix"].as_str()?.to_owned()));
+            fixes.find(|fix| fix.contains(&bad)).unwrap_or_default()
+        };
+        let fix = eventually("the log names the event", ARRIVAL, fix, |fix| !fix.is_empty());
+        let (_, line) = fix.split_once("walrelay ").unwrap_or_else(|| panic!("{fix}"));
+        assert!(line.starts_with(named) && fix.contains("max.message.bytes"), "{fix}");
+        if on_error == "dead-letter" {
+            // The line comes before the record.
+            let letters = || topic::count(&world.brokers, &format!("{}.dead", world.name));
+            eventually("the dead letter is there", ARRIVAL, letters, |letters| *letters == 1);
+        }
+        topic::alter(&world.brokers, &topic, &[("max.message.bytes", "1000000")]);
+        // Nobody is there to be asked.
+        command(line).flag("--yes").config_file(&file).succeed();
+        let has_it = || world.records(0).iter().any(|record| record.header("id") == bad);
+        eventually("it is delivered", ARRIVAL, has_it, |has_it| *has_it);
+        assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+    }
+}
+
 #[test]
 fn a_dropped_publication_is_repaired_by_its_remedy() {
     let world = World::keeping();
@@ -64,6 +188,26 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
 }
 
 #[test]
+fn a_publication_that_the_stream_misses_is_repaired_by_its_remedy() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    sql.run(&format!("alter publication walrelay_{0} rename to other_{0}", world.name));
+    world.emit(&sql, "a");
+    assert_eq!(relay.wait_exit(ARRIVAL), Some(15), "{}", relay.log());
+    let log = relay.log();
+    let (_, remedy) = last_words(&log);
+    let (commands, start) = remedy.split_once("walrelay run").unwrap_or_else(|| panic!("{remedy}"));
+    assert!(start.contains("reads from the table what was not published"), "{remedy}");
+    pasted(commands);
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
 fn a_dropped_table_is_repaired_by_its_remedy() {
     let world = World::new();
     world.sql().run("drop table outbox");
@@ -81,7 +225,11 @@ fn a_dropped_table_is_repaired_by_its_remedy() {
 #[track_caller]
 fn command_after(remedy: &str, lead: &str) -> RelayCommand {
     let (_, rest) = remedy.split_once(&format!("{lead}`walrelay ")).unwrap_or_else(|| panic!("{remedy}"));
-    let line = rest.split('`').next().unwrap();
+    command(rest.split('`').next().unwrap())
+}
+
+/// The words of `line` behind `walrelay`, as a shell reads them.
+fn command(line: &str) -> RelayCommand {
     let mut words = vec![String::new()];
     let mut is_quoted = false;
     for char in line.chars() {

@@ -5,6 +5,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::Value;
 
+use super::remedies::statements;
 use crate::support::relay::{RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::topic;
@@ -185,11 +186,14 @@ fn verify_ignores_records_outside_its_range() {
 
     let role = format!("{}_r", world.name);
     sql.run(&format!("create role {role} login"));
-    let (code, words) =
-        refused(&verify(&world).option("--database-url", &Postgres::shared().url_as(&role, &world.name)));
+    let of_role = verify(&world).option("--database-url", &Postgres::shared().url_as(&role, &world.name));
+    let (code, words) = refused(&of_role);
     let grant = format!("grant select on public.outbox to \"{role}\"");
     assert!(code == 11 && words.contains(&grant), "{words}");
-    sql.run(&format!("drop role {role}"));
+    sql.run(statements(last_words(&words).1));
+    let (code, json) = found(&of_role.option("--grace", AT_ONCE));
+    assert!(code == 1 && json["total"]["rows"] == 6, "{json}");
+    sql.run(&format!("drop owned by {role}; drop role {role}"));
 
     let named = "[outbox]\ntime = \"seq\"\n";
     let (code, words) = refused(&verify(&world).config_file(named).option("--since", "1h"));

@@ -115,8 +115,8 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
     }
     let (schema, user) = (quoted(name.schema()), quoted(user));
     error.remedy(format!(
-        "grant usage on schema {schema} to {user}; grant select on {name} to {user}. Where row-level security would hide \
-         rows: use a role that bypasses it"
+        "grant usage on schema {schema} to {user}; grant select on {name} to {user}; -- where row-level security \
+         hides rows, use a role that bypasses it"
     ))
 }
 
@@ -219,7 +219,7 @@ mod tests {
         let remedy_of = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").any_remedy();
         let told = |kind| remedy_of(kind).map(|remedy| remedy.to_string());
         let remedy = told(Kind::PostgresRefused).unwrap();
-        let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \"Shop\".events to \"auditor\".";
+        let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \"Shop\".events to \"auditor\"; --";
         assert!(remedy.starts_with(grant), "{remedy}");
         assert_eq!(told(Kind::PostgresUnreachable), None);
     }
