@@ -124,13 +124,14 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let Some(seen) = &now.seen.publication else {
         return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
             Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(format!(
-                "{}. Then rename it back (alter publication {} rename to {sql_publication}) and start walrelay again; \
-                 if the slot cannot get past the time in between, recreate the slot with `walrelay setup`",
-                missing(table),
-                quoted(name)
+                "alter publication {} rename to {sql_publication}. {}. Then start walrelay again; if the slot cannot get \
+                 past the time in between, drop the slot: walrelay recreates it",
+                quoted(name),
+                missing(table)
             )),
             None => changed(now, format!("publication {publication} was dropped")).remedy(format!(
-                "create publication {sql_publication} for table {table} with (publish = 'insert'). {}. {NEW_SLOT}",
+                "create publication {sql_publication} for table {table} with (publish = 'insert', \
+                 publish_via_partition_root = true). {}. {NEW_SLOT}",
                 missing(table)
             )),
         });
@@ -154,10 +155,10 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     if !members.iter().any(was_there) {
         let cause = format!("table {table} was removed from publication {publication} and added again");
         let filter = now.own(|member| member.row_filter.as_ref());
+        let whole = filter.map(|_| format!("{}. ", publish_whole(&sql_publication, table))).unwrap_or_default();
         let filter = filter.map(|filter| format!(", with the row filter {filter}")).unwrap_or_default();
-        return Err(
-            changed(now, format!("{cause}{filter}")).remedy(format!("{}. Then start walrelay again", missing(table)))
-        );
+        return Err(changed(now, format!("{cause}{filter}"))
+            .remedy(format!("{whole}{}. Then start walrelay again", missing(table))));
     }
     settings(before, now, seen)
 }
@@ -276,6 +277,25 @@ mod tests {
 
     fn table(catalog: &mut Catalog) -> &mut PublishedTable {
         catalog.table.as_mut().unwrap()
+    }
+
+    #[test]
+    fn the_sql_that_is_printed_makes_the_publication_what_setup_makes() {
+        let told =
+            |change: Change| compare(&changed_by(|_| {}), &changed_by(change)).unwrap_err().what_to_do().unwrap();
+        let made = "create publication \"walrelay_orders\" for table public.outbox with (publish = 'insert', \
+                    publish_via_partition_root = true). ";
+        let dropped = told(|now| now.publication = None);
+        assert!(dropped.starts_with(made), "{dropped}");
+        let renamed = told(|now| (now.publication, now.publication_now_called) = (None, Some("old".to_owned())));
+        assert!(renamed.starts_with("alter publication \"old\" rename to \"walrelay_orders\". "), "{renamed}");
+        let filtered = told(|now| (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned())));
+        assert!(
+            filtered.starts_with("begin; alter publication \"walrelay_orders\" drop table public.outbox;"),
+            "{filtered}"
+        );
+        let added_again = told(|now| now.members[0].oid = 31);
+        assert!(added_again.starts_with("`walrelay verify`"), "{added_again}");
     }
 
     #[test]

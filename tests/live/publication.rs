@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::relay::{EXIT, Relay};
+use super::remedies::statements;
+use crate::support::relay::{EXIT, Relay, last_words};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
@@ -22,7 +23,7 @@ fn running(world: &World) -> Relay {
 
 /// The relay stops for its publication after `change`, and confirms nothing of what is written after it.
 #[track_caller]
-fn assert_noticed(world: &World, mut relay: Relay, change: &str) {
+fn assert_noticed(world: &World, mut relay: Relay, change: &str) -> String {
     let sql = world.sql();
     sql.run(change);
     let changed_at = world.wal();
@@ -30,6 +31,23 @@ fn assert_noticed(world: &World, mut relay: Relay, change: &str) {
     let code = relay.wait_exit(NOTICED);
     assert_eq!(code, PUBLICATION, "after {change}:\n{}", relay.log());
     assert!(world.confirmed() <= changed_at, "confirmed an event nobody published, after {change}");
+    relay.log()
+}
+
+/// The same, and what the relay prints mends it: the SQL, then `walrelay replay`, then a start.
+#[track_caller]
+fn assert_mended(world: &World, relay: Relay, change: &str) {
+    let log = assert_noticed(world, relay, change);
+    let (_, remedy) = last_words(&log);
+    assert!(remedy.contains("`walrelay replay` publishes them"), "{remedy}");
+    world.sql().run(statements(remedy));
+    let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "true").flag("--yes");
+    replay.succeed();
+    let run = world.run();
+    let mut relay = if remedy.contains("--adopt-slot") { run.flag("--adopt-slot") } else { run }.start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    eventually("every row has arrived", ARRIVAL, || world.check().lost.len(), |lost| *lost == 0);
 }
 
 #[test]
@@ -76,26 +94,29 @@ fn a_publication_recreated_while_no_relay_runs_is_noticed() {
 
 #[test]
 fn a_table_dropped_and_recreated_is_noticed() {
-    let world = World::new();
+    let world = World::keeping();
+    world.setup();
     let relay = running(&world);
     let change = "begin; create table copied (like outbox including all); drop table outbox;
         alter table copied rename to outbox; commit";
-    assert_noticed(&world, relay, change);
+    assert_mended(&world, relay, change);
 }
 
 #[test]
 fn a_table_removed_from_the_publication_is_noticed() {
-    let world = World::new();
+    let world = World::keeping();
+    world.setup();
     let relay = running(&world);
-    assert_noticed(&world, relay, &format!("alter publication walrelay_{} drop table outbox", world.name));
+    assert_mended(&world, relay, &format!("alter publication walrelay_{} drop table outbox", world.name));
 }
 
 #[test]
 fn a_row_filter_is_noticed() {
-    let world = World::new();
+    let world = World::keeping();
+    world.setup();
     let relay = running(&world);
     let change = format!("alter publication walrelay_{} set table outbox where (aggregateid <> 'a')", world.name);
-    assert_noticed(&world, relay, &change);
+    assert_mended(&world, relay, &change);
 }
 
 #[test]
@@ -185,7 +206,9 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     let stops = |mut relay: Relay, cause: &str, remedy: &str| {
         assert_eq!(relay.wait_exit(NOTICED), PUBLICATION, "{cause}: {}", relay.log());
         let log = relay.log();
-        assert!(log.contains(cause) && log.contains(remedy), "{cause}, {remedy}: {log}");
+        let (error, fix) = last_words(&log);
+        assert!(error.contains(cause) && fix.contains(remedy), "{cause}, {remedy}: {log}");
+        statements(fix).to_owned()
     };
     let relay = running(&world);
     sql.run("create table child () inherits (outbox)");
@@ -193,7 +216,7 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     world.emit(&sql, "a");
     let remedy = "alter table public.child no inherit public.outbox";
     stops(relay, "tables inherit from public.outbox (public.child)", remedy);
-    stops(world.run().start(), "tables inherit from public.outbox (public.child)", remedy);
+    let pasted = stops(world.run().start(), "tables inherit from public.outbox (public.child)", remedy);
 
     // What a SELECT finds is what `verify` goes by, and `replay` publishes it.
     let verify = world.command("verify").option("--brokers", &world.brokers).option("--grace", "0s").flag("--json");
@@ -205,7 +228,7 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "seq = 1000");
     replay.flag("--yes").succeed();
     assert_eq!(missing(), Some(0));
-    sql.run(remedy);
+    sql.run(&pasted);
 
     let relay = world.relay();
     sql.run("create function same() returns trigger language plpgsql as 'begin return new; end'");
@@ -218,16 +241,18 @@ fn tables_that_inherit_and_rules_that_replace_inserts_are_noticed_and_named() {
     sql.run("create table aside (like outbox)");
     sql.run("create rule moves as on insert to outbox where new.type = 'X' do instead insert into aside select new.*");
     world.emit(&sql, "a");
-    stops(relay, "rules of public.outbox replace an insert", "drop rule moves on public.outbox");
-    sql.run("drop rule moves on outbox");
+    sql.run(&stops(relay, "rules of public.outbox replace an insert", "drop rule moves on public.outbox"));
 
     sql.run("create access method other type table handler heap_tableam_handler");
     sql.run("alter table outbox set access method other");
-    stops(world.run().start(), "has the access method other", "set access method heap");
+    sql.run(&stops(world.run().start(), "has the access method other", "set access method heap"));
+    world.relay();
     // A poller reads any access method, and no child.
     sql.run("create table child_2 () inherits (outbox)");
-    let polls = world.run().option("--mode", "poll").start();
-    stops(polls, "tables inherit from public.outbox (public.child_2)", "alter table public.child_2 no inherit");
+    let polls = world.run().option("--mode", "poll");
+    let cause = "tables inherit from public.outbox (public.child_2)";
+    sql.run(&stops(polls.start(), cause, "alter table public.child_2 no inherit"));
+    polls.start().wait_ready();
 }
 
 #[test]
