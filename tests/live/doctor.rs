@@ -69,7 +69,9 @@ fn traces(world: &World) -> (String, BTreeSet<String>) {
 
 #[test]
 fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
-    let postgres = Postgres::private(18, &[("max_slot_wal_keep_size", "8GB"), ("max_replication_slots", "1")]);
+    let settings =
+        [("max_slot_wal_keep_size", "8GB"), ("max_replication_slots", "1"), ("idle_replication_slot_timeout", "1d")];
+    let postgres = Postgres::private(18, &settings);
     let world = World::keeping_on(&postgres, Kafka::shared().brokers());
     world.setup();
     let sql = world.sql();
@@ -79,6 +81,10 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
     let state_topic = format!("state.{}", world.name);
     let with_state = |command: RelayCommand| command.variable("WALRELAY_STATE_TOPIC", &state_topic);
     let doctor = with_state(doctor(&world));
+    let setting = "idle_replication_slot_timeout = '0'; -- ";
+    let fix = Checks::of(&doctor).has("wal-retention", "warning", "when walrelay is away for 1d", setting);
+    fix.lines().for_each(|line| sql.run(line));
+    eventually("the setting is in force", ARRIVAL, || Checks::of(&doctor).code, |code| *code == 0);
     let before = traces(&world);
     let checks = Checks::of(&doctor);
     assert_eq!(checks.code, 0, "{:#?}", checks.all);
@@ -156,7 +162,7 @@ fn a_good_setup_is_ok_and_a_look_at_it_leaves_no_trace() {
 fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_pasted() {
     let primary = Postgres::private(17, &[]);
     let world = World::keeping_on(&primary, Kafka::shared().brokers());
-    let _standby = Postgres::standby_of(&primary);
+    let standby = Postgres::standby_of(&primary);
     world.publish();
     let sql = world.sql();
     let create =
@@ -170,6 +176,8 @@ fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_
     let each_line = |fix: &str| fix.lines().for_each(|line| sql.run(line));
     each_line(&checks.has("wal-retention", "warning", "max_slot_wal_keep_size is -1", "MB'; -- "));
     let fix = checks.has("standby-slots", "warning", "failover off", "replication=database");
+    // A transaction since the slot was made, so that its copy is not ready at once.
+    world.emit(&sql, "a");
     let (_, line) = fix.split_once("then: ").unwrap();
     let address = primary.address();
     let (host, port) = address.rsplit_once(':').unwrap();
@@ -195,6 +203,20 @@ fn the_risks_of_retained_wal_and_of_a_failover_are_gone_once_their_remedies_are_
     let fix = Checks::of(&doctor(&world)).has("standby-slots", "warning", "abandoned, from which no standby", &setting);
     each_line(&fix);
     eventually("the setting is in force", ARRIVAL, || Checks::of(&doctor(&world)), |checks| checks.code == 0);
+
+    let copies = format!("select count(*) from pg_replication_slots where slot_name = '{}' and temporary", world.name);
+    let temporary = || standby.sql().number(&copies);
+    eventually("the standby begins a copy of the slot", ARRIVAL, temporary, |copies| *copies == 1);
+    let doctor = doctor(&world).option("--database-url", &primary.url_of_either(&standby, &world.name));
+    let fix = Checks::of(&doctor).has("standby-slots", "warning", "is not ready", "on the primary");
+    let _relay = world.relay();
+    let pasted = || {
+        world.emit(&sql, "a");
+        sql.run(&fix);
+        temporary()
+    };
+    eventually("the copy is ready", ARRIVAL, pasted, |copies| *copies == 0);
+    Checks::of(&doctor).has("standby-slots", "ok", "survives a promotion", "");
 }
 
 #[test]

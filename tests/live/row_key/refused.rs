@@ -3,16 +3,18 @@
 use walrelay::demo::verify::Findings;
 
 use super::{COLUMNS, EXIT, KEYLESS, MARK, Orders, TABLE};
-use crate::support::relay::last_words;
+use crate::live::remedies::statements;
+use crate::support::relay::{last_words, told};
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
 
 const CONFIG: Option<i32> = Some(2);
 const PUBLICATION: Option<i32> = Some(15);
 
-/// `setup`, `config check` and `run` all end with 2 and say how to mend the table.
+/// `setup`, `config check` and `run` all end with 2 and say how to mend the table, with this SQL.
 #[track_caller]
-fn refused(orders: &Orders, config: &str) {
+fn refused(orders: &Orders, config: &str) -> String {
+    let mut remedy = String::new();
     for command in ["setup", "config check", "run"] {
         let mut relay = orders.command(command, config).start();
         let code = relay.wait_exit(EXIT);
@@ -21,6 +23,30 @@ fn refused(orders: &Orders, config: &str) {
         let (error, fix) = last_words(&log);
         let sql = ["alter table", "create unique index"];
         assert!(error.contains("public.nu") && sql.iter().any(|sql| fix.contains(sql)), "{command}: {log}");
+        statements(fix).clone_into(&mut remedy);
+    }
+    remedy
+}
+
+#[test]
+fn the_sql_of_the_remedy_makes_a_row_key_of_any_table() {
+    let columns = "order_id text, t text, body jsonb, status text default 'N'";
+    let by_time = "day date not null default now()) partition by range (day);
+                   create table nu_1 partition of nu default";
+    for table in [
+        format!("create table nu ({columns}, seq bigserial)"),
+        format!("create table nu ({columns})"),
+        format!("create table nu ({columns}, seq bigserial, {by_time}"),
+        format!("create table nu ({columns}, {by_time}"),
+    ] {
+        let orders = Orders::new(&table, MARK);
+        // The order is another matter.
+        let unordered = orders.config.replace("order_by = \"seq\"\n", "");
+        let sql = orders.sql();
+        sql.run("insert into nu (order_id) values ('a'), ('a')");
+        let fix = last_words(&told(&orders.command("setup", &unordered).output().stderr)).1.to_owned();
+        sql.run(statements(&fix));
+        orders.command("setup", &unordered).succeed();
     }
 }
 
@@ -35,7 +61,7 @@ fn without_a_row_key_rows_are_streamed_and_never_written() {
         orders.with(&format!("{more}\n[outbox]\ntable = \"nu\"\n{outbox}[outbox.columns]\n{COLUMNS}"))
     };
     let marking = config(&mark, "");
-    refused(&orders, &marking);
+    let remedy = refused(&orders, &marking);
     refused(&orders, &config(&delete, ""));
     refused(&orders, &config(&failed, "[delivery]\non_error = \"skip\""));
     refused(&orders, &config(order, "[delivery]\non_error = \"park\""));
@@ -64,7 +90,7 @@ fn without_a_row_key_rows_are_streamed_and_never_written() {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 
     // Once something does, rows are marked.
-    sql.run("create unique index on nu (seq)");
+    sql.run(&remedy);
     for command in ["setup", "config check"] {
         orders.command(command, &marking).succeed();
     }
