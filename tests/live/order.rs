@@ -1,5 +1,6 @@
 //! P2: per aggregate, Kafka order is commit order.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::parked::small;
@@ -7,6 +8,7 @@ use crate::support::proxy::{Conditions, Proxy, Way};
 use crate::support::relay::EXIT;
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Kafka, Postgres, kafka::PARTITIONS};
+use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -86,6 +88,8 @@ fn broken_connections_of_every_kind_lose_and_reorder_nothing() {
     eprintln!("{faults} faults, {} copies", findings.duplicates);
 }
 
+const CHANGES: &str = "walrelay_partition_changes_total";
+
 /// Java's `Utils.murmur2` of each key; its default partitioner takes the positive part modulo the partitions.
 const JAVA_MURMUR2: [(&str, i32); 8] = [
     ("21", -973_932_308),
@@ -99,9 +103,12 @@ const JAVA_MURMUR2: [(&str, i32); 8] = [
 ];
 
 #[test]
-fn keys_are_partitioned_as_by_the_java_producer() {
+fn keys_are_partitioned_as_by_the_java_producer_also_after_a_topic_grew() {
     let world = World::new();
-    let _relay = world.relay();
+    topic::create(&world.brokers, &world.topic(1), 2, &[]);
+    let often = "[kafka.properties]\n\"topic.metadata.refresh.interval.ms\" = \"100\"\n";
+    let mut relay = world.run().config_file(often).start();
+    relay.wait_ready();
     let sql = world.sql();
     for (key, _) in JAVA_MURMUR2 {
         world.emit(&sql, key);
@@ -113,4 +120,22 @@ fn keys_are_partitioned_as_by_the_java_producer() {
         let record = record.unwrap_or_else(|| panic!("no record with the key {key:?}"));
         assert_eq!(record.partition, (hash & 0x7fff_ffff) % PARTITIONS, "{key:?}");
     }
+
+    let (key, hash) = JAVA_MURMUR2[0];
+    world.emit_to(&sql, 1, key);
+    world.assert_all_delivered();
+    assert_eq!(relay.metric(CHANGES), Some(0.0));
+    topic::grow(&world.brokers, &world.topic(1), 8);
+    let changes = || {
+        world.emit_to(&sql, 1, key);
+        relay.metric(CHANGES)
+    };
+    eventually("the relay counts it", ARRIVAL, changes, |changes| *changes == Some(1.0));
+    let moved = || world.records(1).iter().map(|record| record.partition).collect::<BTreeSet<_>>();
+    let expected = BTreeSet::from([2, 8].map(|count| (hash & 0x7fff_ffff) % count));
+    eventually("the key moves", ARRIVAL, moved, |partitions| *partitions == expected);
+    let log = relay.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains(r#""event":"partitions_changed""#)).collect();
+    let words = [r#""level":"WARN""#, &world.topic(1), r#""before":2,"now":8"#];
+    assert!(matches!(lines[..], [line] if words.iter().all(|words| line.contains(words))), "{log}");
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -282,6 +282,16 @@ pub(crate) fn delete(brokers: &str, topic: &str) {
     let gone = |deleted: &TopicResult| matches!(deleted, Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)));
     assert!(deleted.iter().all(gone), "{deleted:?}");
     super::wait::eventually("it is gone", PATIENCE, || partitions(brokers, topic), |found| *found == 0);
+}
+
+/// Adds partitions to a topic until it has so many, and waits until they have leaders.
+pub(crate) fn grow(brokers: &str, topic: &str, to: usize) {
+    let new = NewPartitions::new(topic, to);
+    let grown = answered(brokers, async |admin| admin.create_partitions([&new], &AdminOptions::new()).await);
+    // A first request without an answer may have added them.
+    let there = |grown: &TopicResult| matches!(grown, Ok(_) | Err((_, RDKafkaErrorCode::InvalidPartitions)));
+    assert!(grown.iter().all(there), "{grown:?}");
+    super::wait::eventually("they have leaders", PATIENCE, || partitions(brokers, topic), |found| *found == to);
 }
 
 pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
