@@ -114,6 +114,16 @@ fn pending_events_are_counted_and_printed_and_a_later_relay_delivers_them() {
     assert_eq!(relay.terminate(EXIT), Some(0));
     let empty = report(&pending(&world));
     assert_eq!((&empty["events"], &empty["oldest_at"]), (&0.into(), &Value::Null), "{empty}");
+
+    // What takes long to read is announced.
+    let amount = || told(&pending(&world).output().stderr);
+    assert!(!amount().contains("WAL to read"), "{}", amount());
+    sql.run("select pg_logical_emit_message(false, 'filling', repeat('x', 1000000)) from generate_series(1, 40)");
+    assert!(
+        amount().contains("the slot has 3") && amount().contains("MiB of WAL to read, of all tables"),
+        "{}",
+        amount()
+    );
 }
 
 #[test]
