@@ -267,6 +267,33 @@ fn partitions_of_published_rows_are_dropped() {
     assert_eq!(sql.number("select count(*) from p2"), 0);
 }
 
+/// Postgres would compile a plan with so many partitions, which takes longer than a statement may.
+#[test]
+fn rows_of_many_partitions_are_deleted_one_by_one_without_compiling() {
+    let world = database(&format!(
+        "create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id()) partition by range (created_at);
+         create index on outbox (created_at);
+         create table rest partition of outbox default;
+         do $$ begin for day in -198..0 loop
+            execute format('create table %I partition of outbox for values from (%L) to (%L)',
+                'p' || day + 198, current_date + day, current_date + day + 1);
+         end loop; end $$;
+         create table compiled (jit text);
+         create function notes() returns trigger language plpgsql as
+         $$ begin insert into public.compiled values (current_setting('jit')); return old; end $$;
+         create trigger notes before delete on outbox for each row execute function notes();
+         insert into outbox (aggregatetype, created_at)
+         select 'a', now() - interval '1 hour' - n * interval '1 day' from generate_series(0, 198) n, generate_series(1, 10)"
+    ));
+    let sql = world.sql();
+    assert_eq!(sql.text("select current_setting('jit')"), "on", "as it is where nobody sets it");
+    publish_all(&world, "[]");
+    let swept = answer(&cleanup(&world));
+    assert_eq!((&swept["rows_deleted"], &swept["partitions"]), (&1_920.into(), &Value::Array(vec![])), "{swept}");
+    assert_eq!(sql.number("select count(*) from outbox"), 70);
+    assert_eq!(sql.text("select string_agg(distinct jit, ' ') || ' ' || count(*) from compiled"), "off 1920");
+}
+
 #[test]
 fn cleanup_shows_what_goes_and_asks_before_it_deletes() {
     let world = partitioned();
