@@ -221,6 +221,37 @@ fn an_old_primary_that_comes_back_is_refused(pair: &Pair) {
     eventually("it goes on", ARRIVAL, || world.delivered(), |now| *now == delivered + 1);
 }
 
+/// The standby has the events, and not their position.
+#[test]
+fn a_failover_with_the_position_in_postgres_loses_nothing_and_keeps_the_order() {
+    let pair = Pair::new(17);
+    let world = &pair.world;
+    let mut relay = world.run().option("--state-store", "postgres").start();
+    relay.wait_ready();
+    pair.wait_slot_is_copied();
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+
+    let (primary, holder) = (world.sql(), world.sql());
+    holder.run("begin; select from walrelay.position for update");
+    for number in 0..8 {
+        world.emit(&primary, &format!("both {}", number % 2));
+    }
+    let (written, delivered) = (world.committed(), || world.delivered());
+    eventually("they are delivered", ARRIVAL, delivered, |delivered| *delivered == written);
+    let standby = Sql::connect(&pair.standby.url(&world.name));
+    let copied = || standby.number("select count(*) from outbox");
+    eventually("the standby has them", ARRIVAL, copied, |copied| *copied == written);
+    pair.primary.kill_hard();
+    pair.standby.promote();
+    for number in 0..20 {
+        world.emit(&world.sql(), &format!("both {}", number % 4));
+    }
+    assert!(world.assert_all_delivered().duplicates > 0, "the position was to be older: {}", relay.log());
+    assert!(relay.process.exited().is_none(), "the failover ended the relay");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
 #[test]
 fn with_synchronized_standby_slots_no_event_is_delivered_that_the_standby_lacks() {
     let pair = Pair::new(18);
