@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
+use crate::support::guardian::run_directory;
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::GUARDED_ROLE;
@@ -190,7 +191,10 @@ fn assert_explained(exit: Option<i32>, words: &str, code: i32, cause: &str, sett
 
 #[test]
 fn kafka_over_tls_with_a_password_stores_events_and_position() {
-    for mechanism in ["SCRAM-SHA-512", "PLAIN"] {
+    let file = run_directory().join("kafka-password");
+    std::fs::write(&file, format!("{PASSWORD}\n")).unwrap();
+    let passwords = [("sasl.password", PASSWORD), ("sasl.password.location", shown(&file))];
+    for (mechanism, password) in ["SCRAM-SHA-512", "PLAIN"].into_iter().zip(passwords) {
         let world = world();
         let relay = to_listener(
             &world,
@@ -200,7 +204,7 @@ fn kafka_over_tls_with_a_password_stores_events_and_position() {
                 ("ssl.ca.location", shown(certificates().trusted.root())),
                 ("sasl.mechanism", mechanism),
                 ("sasl.username", USER),
-                ("sasl.password", PASSWORD),
+                password,
             ],
         );
         assert_delivers(&world, &relay);
