@@ -110,7 +110,8 @@ fn copied_rows_are_polled_once_whatever_their_column_says() {
     // Its bulk is older than the relay.
     emit(&world, &sql, 2);
     stage(&world, &sql);
-    let poll = |copied_rows| run(&world, copied_rows).option("--mode", "poll");
+    let often = "[poll]\nidle_interval = \"200ms\"\n";
+    let poll = |copied_rows| run(&world, copied_rows).option("--mode", "poll").config_file(often);
     let mut relay = poll("publish").start();
     relay.wait_ready();
     delivers(&world, &relay, 2);

@@ -26,9 +26,8 @@ fn triggers_of_another_owner_run_as_the_role_of_upkeep_or_are_warned_of() {
     assert!(log.contains(fix), "{log}");
     assert_eq!(relay.terminate(EXIT), Some(0), "{log}");
     let doctor = |config: &str| {
-        let output =
-            outbox.world.command("doctor").config_file(config).option("--mode", "poll").flag("--json").output();
-        String::from_utf8(output.stdout).unwrap()
+        let doctor = outbox.world.command("doctor").config_file(config).option("--brokers", &outbox.world.brokers);
+        String::from_utf8(doctor.option("--mode", "poll").flag("--json").output().stdout).unwrap()
     };
     assert!(doctor(&outbox.config).contains("trigger tells"));
 

@@ -31,17 +31,20 @@ fn refused_marks_are_repeated_and_their_events_are_published_once() {
         ));
         // An old row that was sent, and cannot be deleted.
         sql.run(
-            "create trigger keeps before delete on outbox for each row execute function refuses();
-             insert into fault values ('53100');
+            "create function keeps() returns trigger language plpgsql as $$
+             begin raise exception 'no deletes' using errcode = '53100'; end $$;
+             create trigger keeps before delete on outbox for each row execute function keeps();
              insert into outbox (event_type, payload, correlation_id, created_at, sent)
              values ('old', '{}', 'old', now() - interval '40 days', true)",
         );
         let config = outbox.config.replace("[outbox]\n", "[outbox]\nretention = \"30d\"\n");
         let mut relay = outbox.run(mode).config_file(&config).start();
         relay.wait_ready();
+        // Without an event, a poller stores its position, and begins to clean up, only after ten seconds.
+        outbox.emit("a0");
+        let mut sent = 1;
         eventually("it is told", ARRIVAL, || relay.log().contains("clean_up_failed"), |is| *is);
-        sql.run("delete from fault; delete from outbox");
-        let mut sent = 0;
+        sql.run("drop trigger keeps on outbox; delete from outbox where event_type = 'old'");
         // A database that is read-only, a full disk, a right that is revoked, a trigger, a constraint.
         for code in ["25006", "53100", "42501", "P0001", "23514"] {
             sql.run(&format!("insert into fault values ('{code}')"));
@@ -93,14 +96,15 @@ fn a_position_that_cannot_be_stored_is_remembered_and_no_event_is_published_agai
         ));
         sql.run("insert into fault values ('53100')");
         let retries = || relay.metric(r#"walrelay_retries_total{side="postgres"}"#);
-        for round in 1..3_u32 {
+        let again = || {
             world.emit(&sql, "a");
-            eventually("several sessions fail", ARRIVAL, retries, |now| *now >= Some(f64::from(2 * round)));
-        }
+            retries()
+        };
+        // Each event is a reason to store: without one, a relay of the slot waits five seconds.
+        eventually("several sessions fail", ARRIVAL, again, |now| *now >= Some(4.0));
         assert_eq!(relay.metric(UNWRITABLE), Some(1.0), "{}", relay.log());
         sql.run("delete from fault");
         world.emit(&sql, "a");
-        eventually("all are out", ARRIVAL, || world.delivered(), |records| *records >= 4);
         eventually("it is well", ARRIVAL, || relay.is_ready(), |is| *is);
         assert_eq!(world.assert_all_delivered().duplicates, 0, "{mode}: {}", relay.log());
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());

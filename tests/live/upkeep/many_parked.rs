@@ -119,7 +119,7 @@ fn parked_and_gone(events: usize) -> i64 {
 
 #[test]
 fn statements_on_parked_events_read_rows_in_proportion_without_statistics() {
-    const FEW: usize = 600;
+    const FEW: usize = 400;
     let (few, many) = (parked_and_gone(FEW), parked_and_gone(4 * FEW));
     // Where each statement reads all events, it is sixteen times as much.
     assert!(many < 6 * few, "{few} rows are read for {FEW} events, and {many} for four times as many");

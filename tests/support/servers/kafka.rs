@@ -280,10 +280,14 @@ impl Kafka {
         }
     }
 
-    /// Kills it, and starts a broker of another cluster at its addresses: the second time, it is the first cluster again.
+    /// Stops it, and starts a broker of another cluster at its addresses: the second time, it is the first cluster again,
+    /// which would wait for the session of a broker that was killed.
     #[track_caller]
     pub(crate) fn swap_cluster(&self) {
-        self.kill_hard();
+        if let Some(mut process) = self.process.lock().expect("process").take() {
+            process.signal("TERM");
+            process.wait_exit(START_DEADLINE);
+        }
         let [log, other, aside] = ["log", "log-other", "log-aside"].map(|name| self.directory.join(name));
         if !other.exists() {
             copy_formatted(self.node, &other);
