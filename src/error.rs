@@ -61,7 +61,7 @@ pub enum Kind {
     /// The broker refuses the client, or the topic of the position has unsuitable settings.
     KafkaRefused,
     /// The relay was stopped, and the deadline passed with events that are not acked. The next start delivers them. For
-    /// `replay` and `dead-letters`: the command was stopped before all events were published or resolved.
+    /// `replay`: the command was stopped before all events were published.
     ShutdownTimeout,
     /// `status`: the slot exists and is unhealthy.
     Unhealthy,
@@ -69,7 +69,7 @@ pub enum Kind {
     NotVerified,
     /// `config import`: a setting was not carried over that changes, or may change, what consumers see.
     NotCarried,
-    /// `replay`: no row matches. `dead-letters`: no dead letter. `parked`: no event.
+    /// `replay`: no row matches. `parked`: no event.
     NothingMatched,
     /// A prerequisite on this machine is missing.
     Prerequisite,

@@ -65,7 +65,6 @@
 //! | [`demo`] | relays from a temporary Postgres, and checks that every row arrived | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | publishes selected rows once more | yes |
-//! | [`dead_letters`] | dead letters in their topic: listed, retried, dropped | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! A module imports only modules above it in this table; `tests/tidy.rs` checks that. Results travel back as values.
@@ -132,7 +131,6 @@ pub mod cli;
 pub(crate) mod clock;
 pub mod config;
 pub mod conninfo;
-pub(crate) mod dead_letters;
 pub(crate) mod decode;
 pub mod demo;
 pub mod error;

@@ -29,6 +29,7 @@ mod import;
 mod init;
 mod nagios;
 mod output;
+mod parked;
 mod peek;
 mod pending;
 mod progress;
@@ -40,7 +41,6 @@ mod status;
 mod steps;
 mod tail;
 mod teardown;
-mod undelivered;
 mod verify;
 
 use check::CheckArgs;
@@ -52,6 +52,7 @@ use exporter::ExporterArgs;
 use import::ImportArgs;
 use init::InitArgs;
 use output::{Failure, Form, Outcome, Output, error_in, print, shell_word};
+use parked::ParkedCommand;
 use pending::PendingArgs;
 use replay::ReplayArgs;
 use setup::SetupArgs;
@@ -59,7 +60,6 @@ use slot_watch::SlotWatch;
 use status::StatusArgs;
 use tail::TailArgs;
 use teardown::TeardownArgs;
-use undelivered::{DeadLetters, Parked, UndeliveredCommand};
 use verify::VerifyArgs;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
@@ -147,12 +147,9 @@ pub(crate) enum Command {
     /// Publish rows of the outbox once more, with or without a running relay
     #[command(after_help = replay::HELP)]
     Replay(ReplayArgs),
-    /// Undelivered events in the dead-letter topic: list, show, retry or drop them
-    #[command(name = "dead-letters", subcommand, after_help = undelivered::help::<DeadLetters>())]
-    DeadLetters(UndeliveredCommand<DeadLetters>),
-    /// Undelivered events in the table walrelay.parked: list, show, retry or drop them
-    #[command(subcommand, after_help = undelivered::help::<Parked>())]
-    Parked(UndeliveredCommand<Parked>),
+    /// Parked events in the table walrelay.parked: list, show, retry or drop them
+    #[command(subcommand, after_help = parked::help())]
+    Parked(ParkedCommand),
     /// Run walrelay on a private, temporary Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(DemoArgs),
@@ -356,7 +353,6 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
-        Command::DeadLetters(command) => Box::pin(command.run()).await,
         Command::Parked(command) => Box::pin(command.run()).await,
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
@@ -492,17 +488,11 @@ mod tests {
             &["walrelay", "run", "--password", "x"],
             &["walrelay", "replay"],
             &["walrelay", "replay", "--until", "1h", "--dry-run"],
-            &["walrelay", "dead-letters"],
-            &["walrelay", "dead-letters", "show"],
-            &["walrelay", "dead-letters", "show", "17"],
-            &["walrelay", "dead-letters", "show", "0:1", "--id", "7"],
-            &["walrelay", "dead-letters", "list", "--limit", "0"],
-            &["walrelay", "dead-letters", "list", "--until", "1h", "--older-than", "2h"],
-            &["walrelay", "dead-letters", "retry", "0:-1"],
             &["walrelay", "parked"],
             &["walrelay", "parked", "show"],
             &["walrelay", "parked", "drop", "7", "--id", "8"],
             &["walrelay", "parked", "list", "--limit", "0"],
+            &["walrelay", "parked", "list", "--until", "1h", "--older-than", "2h"],
             &["walrelay", "config", "import"],
             &["walrelay", "config", "import", "c.json", "--force"],
             &["walrelay", "config", "init", "--table", "t", "--force"],
@@ -667,7 +657,6 @@ mod tests {
                 "walrelay teardown --config 'my file.toml' --publication p --slot a --force",
             ),
             (NextCommand::new("parked list"), "walrelay parked list --config 'my file.toml' --slot a"),
-            (NextCommand::new("dead-letters list"), "walrelay dead-letters list --config 'my file.toml' --slot a"),
         ] {
             assert_eq!(with_flags(next, &flags).to_string(), expected);
         }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::error::SqlState;
 
+use crate::cli::parked::table::ParkedCount;
 use crate::cli::sql::ClockDifference;
 use crate::cli::status;
-use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::{OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};

@@ -16,7 +16,7 @@ use crate::cli::nagios::{Check, State, figure};
 use crate::cli::output::{
     Outcome, Output, clear_screen, counted, labelled, or_dash, print, print_line, print_to_reader,
 };
-use crate::cli::undelivered::parked::ParkedCount;
+use crate::cli::parked::table::ParkedCount;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::config::unit::{human_bytes, parse_bytes};

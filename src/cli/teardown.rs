@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::cli::config::{self, Common};
 use crate::cli::output::{Outcome, Output, confirm, note, print_report};
+use crate::cli::parked::table::ParkedCount;
 use crate::cli::peek::{Peek, Route, Subject};
 use crate::cli::steps::{How, Plan, Step};
-use crate::cli::undelivered::parked::ParkedCount;
 use crate::config::layers::Settings;
 use crate::config::{OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};

@@ -29,7 +29,7 @@ pub(crate) use model::{
     max_attempts,
 };
 pub use model::{DeliveryConfig, Guarantee, KafkaConfig, StreamConfig, TransactionConfig};
-pub(crate) use name::{SlotName, TableName, is_topic};
+pub(crate) use name::{SlotName, TableName};
 pub(crate) use otel::OtelConfig;
 pub(crate) use outbox::{
     CopiedRows, MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, NullHeaders, RowKey, Upkeep, ValueConfig,

@@ -74,10 +74,6 @@ impl Setup {
         let has_table = self.outboxes.get(id.row.outbox).is_some_and(|outbox| outbox.source.table().is_some());
         let then = match self.delivery.on_error {
             OnError::Park => Remedy::from("then have the event tried again: ").and(of_command("parked retry")),
-            // Without a route, the dead letter can be sent nowhere.
-            OnError::DeadLetter if error.kind() != Kind::Event => {
-                Remedy::from("then send the dead letter: ").and(of_command("dead-letters retry"))
-            }
             OnError::DeadLetter | OnError::Skip | OnError::Stop if has_table => {
                 Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
             }

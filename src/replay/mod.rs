@@ -173,12 +173,6 @@ impl Turns {
         Turns { stop, grace, leaving: None, next_tell: Instant::now() + TELL_INTERVAL }
     }
 
-    /// Ends the sending: from now on, acks are awaited at most for `time`.
-    pub(crate) fn leave_within(&mut self, time: Duration) {
-        let until = Instant::now() + time;
-        self.leaving = Some(self.leaving.map_or(until, |leaving| leaving.min(until)));
-    }
-
     /// Whether the loop has to end: the deadline has passed, or nothing is in flight (`idle`).
     pub(crate) fn has_to_leave(&self, idle: bool) -> bool {
         self.leaving.is_some_and(|until| idle || until <= Instant::now())

@@ -11,7 +11,6 @@ mod connections;
 mod copied_rows;
 mod copies;
 mod dashboard;
-mod dead_letters;
 mod demo;
 mod doctor;
 mod exactly_once;

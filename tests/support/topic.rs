@@ -320,24 +320,3 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
 }
-
-/// Appends records by their keys, as another producer would. The broker assigns partition, offset and time.
-pub(crate) fn append(brokers: &str, topic: &str, records: &[Record]) {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers).set("log_level", "0");
-    config.set("partitioner", "murmur2_random").set("enable.idempotence", "true");
-    let producer: BaseProducer = config.create().expect("a producer");
-    for record in records {
-        let headers = record
-            .headers
-            .iter()
-            .fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: value.as_deref() }));
-        let mut appended: BaseRecord<'_, [u8], [u8]> = BaseRecord::to(topic).headers(headers);
-        appended.key = record.key.as_deref();
-        appended.payload = record.value.as_deref();
-        producer.send(appended).expect("room for a record");
-        producer.poll(Duration::ZERO);
-    }
-    producer.flush(PATIENCE).expect("all are appended");
-    close(producer);
-}

@@ -123,10 +123,6 @@ impl KafkaSink {
         Producer::of(&self.inner)
     }
 
-    pub(crate) fn connection(&self) -> Connection {
-        self.inner.shared.tracker.now()
-    }
-
     /// The average time from a request to its answer, of the slowest broker; none before the first statistics.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         let micros = self.inner.shared.pace.round_trip_us.load(Ordering::Relaxed);

@@ -262,7 +262,7 @@ async fn every_record_is_acked_once_and_in_order_however_often_waiting_is_cancel
     tokio::time::timeout(PATIENCE, all).await.unwrap();
     assert_eq!(acked(&deliveries), (0..200).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 200)), (0..200).collect::<Vec<_>>());
-    assert_eq!(sink.connection(), Connection::Up);
+    assert_eq!(*sink.watch_connection().borrow(), Connection::Up);
     sink.close().await;
 }
 

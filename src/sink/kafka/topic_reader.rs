@@ -51,14 +51,12 @@ pub(crate) fn offsets(spans: &OffsetRanges) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
-pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
+type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 #[derive(Debug)]
 pub(crate) struct TopicRecord<'m> {
     pub(crate) partition: i32,
     pub(crate) offset: i64,
-    /// Milliseconds since the Unix epoch, where the record has a time.
-    pub(crate) time_ms: Option<i64>,
     pub(crate) key: Option<&'m [u8]>,
     pub(crate) value: Option<&'m [u8]>,
     /// In order; `None` where a name is not UTF-8, which Kafka allows and rdkafka panics on.
@@ -71,7 +69,6 @@ impl<'m> TopicRecord<'m> {
         TopicRecord {
             partition: message.partition(),
             offset: message.offset(),
-            time_ms: message.timestamp().to_millis(),
             key: message.key(),
             value: message.payload(),
             headers: message

@@ -175,7 +175,7 @@ fn undelivered(now: &Snapshot) -> Markup {
     let rows = [
         ("Parked now", PARKED, Some("parked list")),
         ("Parked, and delivered since", "walrelay_unparked_events_total", None),
-        ("Dead letters", "walrelay_dead_lettered_events_total", Some("dead-letters list")),
+        ("Dead letters", "walrelay_dead_lettered_events_total", None),
         ("Skipped: the log names each", "walrelay_skipped_events_total", None),
     ];
     let counted = [("Unpublished rows", "walrelay_unpublished_rows"), ("Failed rows", "walrelay_failed_rows")];

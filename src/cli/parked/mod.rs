@@ -1,10 +1,8 @@
-//! `walrelay parked` and `walrelay dead-letters`: lists, shows, retries and drops undelivered events.
+//! `walrelay parked`: lists, shows, retries and drops parked events.
 //!
-//! Both have the same verbs, flags and output. They differ in the [`Store`] that has the events: `parked` is the table
-//! `walrelay.parked`, `dead_letters` is the dead-letter topic.
+//! Here are the commands, their conditions and their output; [`table`] asks the table `walrelay.parked`.
 
-mod dead_letters;
-pub(crate) mod parked;
+pub(crate) mod table;
 
 use std::collections::BTreeMap;
 
@@ -12,53 +10,19 @@ use clap::{ArgGroup, Args, Subcommand};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use crate::cli::config::Common;
 use crate::cli::output::{
     Consent, Outcome, Output, age, cell, counted, cut, labelled, note, print_report, table, time, width,
 };
 use crate::config::unit::parse_duration;
-use crate::dead_letters as library;
 use crate::error::{Error, Kind, Result};
-
-pub(crate) use dead_letters::DeadLetters;
-pub(crate) use parked::Parked;
+use crate::upkeep::parked::CLASSES;
 
 const SHOWN_MAX: usize = 20;
 const UNCHANGED: &str = "nothing was changed";
 
-#[derive(Debug)]
-pub(crate) struct Help {
-    pub(super) group: &'static str,
-    pub(super) list: &'static str,
-    pub(super) show: &'static str,
-    pub(super) retry: &'static str,
-    pub(super) drop: &'static str,
-    pub(super) read_exit_codes: &'static str,
-    pub(super) change_exit_codes: &'static str,
-}
-
-/// A place of undelivered events, with the flags that name it.
-pub(crate) trait Store: Args + std::fmt::Debug {
-    const HELP: Help;
-    const CLASSES: &'static [&'static str];
-    const NOUN: &'static str;
-    /// Flags of `retry` and `drop` that only this store has.
-    type ChangeFlags: Args + std::fmt::Debug;
-
-    fn is_named(&self) -> bool;
-
-    /// Reads events, the oldest first, and counts all that match. That there are none is no error without conditions.
-    /// Changes nothing.
-    async fn list(args: &ListArgs<Self>) -> Result<Found>;
-
-    /// Reads up to `SHOWN_MAX` events with all known fields. Changes nothing.
-    async fn show(args: &ShowArgs<Self>) -> Result<Found>;
-
-    /// Shows the plan of `change`, asks, and carries the plan out.
-    async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
-}
-
-pub(super) fn help<S: Store>() -> String {
-    S::HELP.group.to_owned() + S::HELP.change_exit_codes + "\nEach command's own --help has more."
+pub(super) fn help() -> String {
+    GROUP_HELP.to_owned() + CHANGE_EXIT_CODES + "\nEach command's own --help has more."
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -69,34 +33,37 @@ pub(crate) enum Change {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum UndeliveredCommand<S: Store> {
-    /// List undelivered events, the oldest first
-    #[command(after_help = S::HELP.list.to_owned() + S::HELP.read_exit_codes)]
-    List(ListArgs<S>),
+pub(crate) enum ParkedCommand {
+    /// List parked events, the oldest first
+    #[command(after_help = LIST_HELP.to_owned() + READ_EXIT_CODES)]
+    List(ListArgs),
     /// Show all known fields of some events
-    #[command(after_help = S::HELP.show.to_owned() + S::HELP.read_exit_codes)]
-    Show(ShowArgs<S>),
+    #[command(after_help = SHOW_HELP.to_owned() + READ_EXIT_CODES)]
+    Show(ShowArgs),
     /// Send events to their topics again
-    #[command(after_help = S::HELP.retry.to_owned() + S::HELP.change_exit_codes)]
-    Retry(ChangeArgs<S>),
+    #[command(after_help = RETRY_HELP.to_owned() + CHANGE_EXIT_CODES)]
+    Retry(ChangeArgs),
     /// Drop events: they are never sent
-    #[command(after_help = S::HELP.drop.to_owned() + S::HELP.change_exit_codes)]
-    Drop(ChangeArgs<S>),
+    #[command(after_help = DROP_HELP.to_owned() + CHANGE_EXIT_CODES)]
+    Drop(ChangeArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Chosen<S: Store> {
+pub(crate) struct Chosen {
+    /// Events of rows with one of these ids, as with --id
+    #[arg(value_name = "ID")]
+    pub named: Vec<String>,
     #[command(flatten)]
-    pub store: S,
+    pub common: Common,
     #[command(flatten)]
     pub filters: Filters,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs<S: Store> {
+pub(crate) struct ListArgs {
     #[command(flatten)]
-    pub chosen: Chosen<S>,
-    /// List also resolved dead letters, and parked events behind another of their aggregate
+    pub chosen: Chosen,
+    /// List also events behind another of their aggregate
     #[arg(long)]
     pub all: bool,
     /// The most events to list; all are counted
@@ -110,9 +77,9 @@ pub(crate) struct ListArgs<S: Store> {
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args([
     "named", "id", "aggregate", "class", "topic", "outbox", "since", "until", "older_than",
 ]))]
-pub(crate) struct ShowArgs<S: Store> {
+pub(crate) struct ShowArgs {
     #[command(flatten)]
-    pub chosen: Chosen<S>,
+    pub chosen: Chosen,
     /// Print the event's payload, too
     #[arg(long)]
     pub payload: bool,
@@ -121,39 +88,37 @@ pub(crate) struct ShowArgs<S: Store> {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ChangeArgs<S: Store> {
+pub(crate) struct ChangeArgs {
     #[command(flatten)]
-    pub chosen: Chosen<S>,
+    pub chosen: Chosen,
     /// Choose all events that are neither delivered nor dropped
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
     pub consent: Consent,
-    #[command(flatten)]
-    pub more: S::ChangeFlags,
 }
 
-impl<S: Store> Chosen<S> {
+impl Chosen {
     /// Whether events are named, or have to match conditions.
     pub(crate) fn is_filtered(&self) -> bool {
-        self.store.is_named() || !self.filters.is_empty()
+        !self.named.is_empty() || !self.filters.is_empty()
     }
 }
 
-impl<S: Store> UndeliveredCommand<S> {
+impl ParkedCommand {
     pub(crate) async fn run(&self) -> Outcome {
         match self {
-            UndeliveredCommand::List(args) => list(args).await,
-            UndeliveredCommand::Show(args) => show(args).await,
-            UndeliveredCommand::Retry(args) => change(args, Change::Retry).await,
-            UndeliveredCommand::Drop(args) => change(args, Change::Drop).await,
+            ParkedCommand::List(args) => list(args).await,
+            ParkedCommand::Show(args) => show(args).await,
+            ParkedCommand::Retry(args) => change(args, Change::Retry).await,
+            ParkedCommand::Drop(args) => change(args, Change::Drop).await,
         }
     }
 }
 
-async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
-    args.chosen.filters.has_classes(S::CLASSES)?;
-    let found = S::list(args).await?;
+async fn list(args: &ListArgs) -> Outcome {
+    args.chosen.filters.has_classes(&CLASSES)?;
+    let found = table::list(args).await?;
     let text = if found.why_none.is_none() { found.text(width()) } else { String::new() };
     print_report(args.output, &found, &text)?;
     match found.why_none {
@@ -162,24 +127,24 @@ async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
     }
 }
 
-async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
-    args.chosen.filters.has_classes(S::CLASSES)?;
-    let found = S::show(args).await?;
+async fn show(args: &ShowArgs) -> Outcome {
+    args.chosen.filters.has_classes(&CLASSES)?;
+    let found = table::show(args).await?;
     if let Some(error) = found.why_none {
         return Err(error.into());
     }
     let shown = found.events.len();
     if found.counts.matched > shown as u64 {
-        note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
+        note(format_args!("note: the first {shown} of {} events are shown", found.counts.matched));
     }
     let texts: Vec<_> = found.events.iter().map(Event::text).collect();
     print_report(args.output, &found, &texts.join("\n"))
 }
 
-async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
-    let (noun, is_filtered) = (S::NOUN, args.chosen.is_filtered());
+async fn change(args: &ChangeArgs, change: Change) -> Outcome {
+    let is_filtered = args.chosen.is_filtered();
     if !is_filtered && !args.all {
-        return Err(Error::new(Kind::Config, format!("no condition selects {noun}s"))
+        return Err(Error::new(Kind::Config, "no condition selects events")
             .remedy("name them, or select them by --id, --aggregate, --class, --since and so on; --all selects all")
             .into());
     }
@@ -188,8 +153,8 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
             Error::new(Kind::Config, "--all is given together with conditions").remedy("leave out one or the other");
         return Err(error.into());
     }
-    args.chosen.filters.has_classes(S::CLASSES)?;
-    S::change(args, change).await
+    args.chosen.filters.has_classes(&CLASSES)?;
+    table::change(args, change).await
 }
 
 /// The conditions for events. An event has to match all of them.
@@ -201,7 +166,7 @@ pub(crate) struct Filters {
     /// Events of these aggregates, by the record's key; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
-    /// Events of one of these classes: unroutable, too-large, rejected, refused, and behind for parked events; can be repeated
+    /// Events of one of these classes: unroutable, too-large, rejected, refused, behind; can be repeated
     #[arg(long, value_name = "CLASS", num_args = 1..)]
     pub class: Vec<String>,
     /// Events for one of these topics; can be repeated
@@ -289,8 +254,8 @@ pub(crate) const NAME_CHARS_MAX: usize = 200;
 const ERROR_CHARS_MAX: usize = 1_000;
 const CELL_CHARS: usize = 40;
 /// The columns of a list, the most important first: a terminal cuts the others. A column without a value is left out.
-const COLUMNS: [&str; 11] =
-    ["age", "class", "row id", "dead letter", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
+const COLUMNS: [&str; 10] =
+    ["age", "class", "row id", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
 
 /// A value of an event: its key for programs, its name and text for people. One of the two may be empty.
 #[derive(Debug, Clone)]
@@ -301,7 +266,7 @@ struct Field {
     text: Option<String>,
 }
 
-/// An event as one of the stores has it.
+/// A parked event.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Event {
     fields: Vec<Field>,
@@ -328,7 +293,7 @@ impl Event {
         self.parts.push((title.into(), lines));
     }
 
-    /// When the event was parked, or its dead letter was written.
+    /// When the event was parked.
     pub(crate) fn add_times(&mut self, stored_ms: Option<i64>, now_ms: i64) {
         self.add("stored_at", "stored", stored_ms.and_then(time));
         self.add_text("age", stored_ms.map(|stored_ms| age(stored_ms, now_ms)));
@@ -361,16 +326,8 @@ impl Serialize for Event {
 pub(crate) struct Counts {
     pub(crate) matched: u64,
     pub(crate) classes: BTreeMap<String, u64>,
-    #[serde(flatten)]
-    pub(crate) store: StoreCounts,
-}
-
-/// The counts and the name of one of the stores.
-#[derive(Debug, Clone, Serialize)]
-#[serde(untagged)]
-pub(crate) enum StoreCounts {
-    Parked { slot: String, aggregates: u64 },
-    DeadLetters { topic: String, settled: u64, other_slots: u64, foreign: u64 },
+    pub(crate) slot: String,
+    pub(crate) aggregates: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -402,22 +359,8 @@ fn head(bytes: &[u8], chars: usize) -> String {
 }
 
 impl Counts {
-    pub(crate) fn of_letters(topic: &str, counts: library::Counts) -> Counts {
-        let library::Counts { matched, classes, resolved: settled, other_slots, foreign } = counts;
-        Counts {
-            matched,
-            classes,
-            store: StoreCounts::DeadLetters { topic: topic.to_owned(), settled, other_slots, foreign },
-        }
-    }
-
     pub(crate) fn text(&self) -> String {
-        let text = match &self.store {
-            StoreCounts::Parked { aggregates, .. } => {
-                format!("{} of {}", counted(self.matched, "event"), counted(*aggregates, "aggregate"))
-            }
-            StoreCounts::DeadLetters { .. } => counted(self.matched, "dead letter"),
-        };
+        let text = format!("{} of {}", counted(self.matched, "event"), counted(self.aggregates, "aggregate"));
         let class = |(class, count): (&String, &u64)| format!("{count} {}", cell(class.as_bytes(), CELL_CHARS));
         let classes: Vec<_> = self.classes.iter().map(class).collect();
         if classes.is_empty() { text } else { format!("{text}: {}", classes.join(", ")) }
@@ -439,18 +382,12 @@ impl Found {
             rows.push(columns.iter().map(text).collect());
         }
         let lines = if self.events.is_empty() { String::new() } else { table(&rows, width) + "\n\n" };
-        let mut text = match &self.counts.store {
-            StoreCounts::Parked { slot, .. } if self.counts.matched == 0 => {
-                format!("No events of slot {slot} are parked.\n")
-            }
-            StoreCounts::DeadLetters { topic, .. } if self.counts.matched == 0 => {
-                format!("No dead letters in topic {topic} are unresolved.\n")
-            }
-            StoreCounts::Parked { .. } | StoreCounts::DeadLetters { .. } => format!("{lines}{}\n", self.counts.text()),
+        let mut text = match self.counts.matched {
+            0 => format!("No events of slot {} are parked.\n", self.counts.slot),
+            _ => format!("{lines}{}\n", self.counts.text()),
         };
         let listed = self.events.len() as u64;
-        let is_parked = matches!(self.counts.store, StoreCounts::Parked { .. });
-        text += &match (listed < self.counts.matched, self.is_full, is_parked && !self.is_all) {
+        text += &match (listed < self.counts.matched, self.is_full, !self.is_all) {
             (true, true, true) => {
                 format!("The oldest {listed} are listed; --limit lists more, and --all those behind others, too.\n")
             }
@@ -458,25 +395,69 @@ impl Found {
             (true, false, true) => format!("{listed} listed; --all lists those behind others, too.\n"),
             (true, false, false) | (false, ..) => String::new(),
         };
-        let mut more = |count: u64, what: &str| {
-            if count > 0 {
-                text += &format!("{count} more {} {what}\n", if count == 1 { "is" } else { "are" });
-            }
-        };
-        if let StoreCounts::DeadLetters { topic, settled, other_slots, foreign } = &self.counts.store {
-            if !self.is_all {
-                more(*settled, "resolved; --all lists them.");
-            }
-            more(*other_slots, "of other slots; --all-slots lists them.");
-            match foreign {
-                0 => {}
-                1 => text += &format!("1 record in topic {topic} is not a dead letter.\n"),
-                count => text += &format!("{count} records in topic {topic} are not dead letters.\n"),
-            }
-        }
         text
     }
 }
+
+const GROUP_HELP: &str = "\
+Examples:
+  walrelay parked list --config walrelay.toml
+  walrelay parked show --config walrelay.toml 1017
+  walrelay parked retry --config walrelay.toml --class too-large
+  walrelay parked drop --config walrelay.toml 1017
+
+A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. docs/how-to/handle-undelivered-events.md describes both these and dead letters.
+";
+
+const LIST_HELP: &str = "\
+Examples:
+  walrelay parked list --config walrelay.toml --class refused --older-than 1h
+  walrelay parked list --config walrelay.toml --aggregate order-17 --all
+  walrelay parked list --config walrelay.toml --json | \\
+    jq -r '.events[].row_id'
+
+Lists the first event of each aggregate, with the number of events behind it; --all lists those, too. An event has to match all conditions. The command prints no payload and changes nothing. The role needs SELECT on the table.
+";
+
+const SHOW_HELP: &str = "\
+Examples:
+  walrelay parked show --config walrelay.toml 1017 --payload
+  walrelay parked show --config walrelay.toml --aggregate order-17 --json
+
+Shows the error, the position, and the names, types and sizes of the columns of at most 20 events; --payload shows the values, too. The command changes nothing. The role needs SELECT on the table.
+";
+
+const RETRY_HELP: &str = "\
+Examples:
+  walrelay parked retry --config walrelay.toml --class too-large --dry-run
+  walrelay parked retry --config walrelay.toml --aggregate order-17
+  walrelay parked retry --config walrelay.toml --all --yes --json
+
+The relay of the slot tries the first event of each matching aggregate within a second or so. The events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, the next one carries the request out. The role needs SELECT and UPDATE on the table.
+";
+
+const DROP_HELP: &str = "\
+Examples:
+  walrelay parked drop --config walrelay.toml 1017
+  walrelay parked drop --config walrelay.toml --class unroutable --dry-run
+  walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
+
+The relay never delivers the matching events; events behind them go on. The relay names the first ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
+";
+
+const READ_EXIT_CODES: &str = "
+Exit codes:
+  0   events were listed or shown; list without conditions: nothing is parked
+  1   no event matches, or there is no table walrelay.parked
+  2   the configuration or a flag is not valid
+  10  Postgres cannot be reached (11: refuses)";
+
+const CHANGE_EXIT_CODES: &str = "
+Exit codes:
+  0   the request is stored for the relay; or --dry-run showed the request
+  1   no event matches, or nothing is parked
+  2   the configuration or a flag is not valid, or the answer was not yes
+  10  Postgres cannot be reached (11: refuses)";
 
 #[cfg(test)]
 mod tests {
@@ -552,9 +533,8 @@ mod tests {
             event.add("attempts", "attempts", Some(attempts));
         }
         let classes = [("behind".to_owned(), 1_203), ("refused".to_owned(), 1), ("too-large".to_owned(), 1)].into();
-        let store = StoreCounts::Parked { slot: "orders".to_owned(), aggregates: 2 };
         Found {
-            counts: Counts { matched: 1_205, classes, store },
+            counts: Counts { matched: 1_205, classes, slot: "orders".to_owned(), aggregates: 2 },
             events: vec![large, refused],
             is_all: false,
             is_full: false,

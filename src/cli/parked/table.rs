@@ -2,17 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Counts, Event, Found, Help, ListArgs, SHOWN_MAX, ShowArgs, Span, Store, StoreCounts,
-    UNCHANGED, error_text, name,
+    Change, ChangeArgs, Chosen, Counts, Event, Found, ListArgs, SHOWN_MAX, ShowArgs, Span, UNCHANGED, error_text, name,
 };
-use crate::cli::config::{self, Common};
+use crate::cli::config;
 use crate::cli::output::{Grid, Outcome, age, counted, or_dash, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
@@ -23,7 +21,7 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
-use crate::upkeep::parked::{BEHIND, CLASSES};
+use crate::upkeep::parked::BEHIND;
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
 const LIST: &str =
@@ -40,80 +38,64 @@ const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 /// Rows of one transaction, which the relay may have to wait for.
 const ASKED_AT_ONCE: usize = 1_000;
 
-#[derive(Debug, Args)]
-pub(crate) struct Parked {
-    /// Events of rows with one of these ids, as with --id
-    #[arg(value_name = "ID")]
-    pub named: Vec<String>,
-    #[command(flatten)]
-    pub common: Common,
+/// Reads events, the oldest first, and counts all that match. That there are none is no error without conditions.
+pub(super) async fn list(args: &ListArgs) -> Result<Found> {
+    let table = Table::open(&args.chosen).await?;
+    // An event that is named is listed, also behind another one.
+    let is_named = !args.chosen.named.is_empty() || !args.chosen.filters.id.is_empty();
+    let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
+    let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
+    let is_full = rows.len() as u64 >= u64::from(args.limit);
+    let found = table.found(&rows, listed).await?;
+    let why_none = found.why_none.filter(|_| !table.is_there || args.chosen.is_filtered());
+    Ok(Found { is_all, is_full, why_none, ..found })
 }
 
-impl Store for Parked {
-    const HELP: Help = HELP;
-    const CLASSES: &'static [&'static str] = &CLASSES;
-    const NOUN: &'static str = "event";
-    type ChangeFlags = ();
+/// Reads up to [`SHOWN_MAX`] events with all known fields.
+pub(super) async fn show(args: &ShowArgs) -> Result<Found> {
+    let table = Table::open(&args.chosen).await?;
+    let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
+    let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
+    table.found(&rows, details).await
+}
 
-    fn is_named(&self) -> bool {
-        !self.named.is_empty()
+/// Shows the plan of `change`, asks, and carries the plan out.
+///
+/// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a
+/// number for each parked event, of which there are at most 100 000.
+pub(super) async fn change(args: &ChangeArgs, change: Change) -> Outcome {
+    let table = Table::open(&args.chosen).await?;
+    let counts = table.counts().await?;
+    if let Some(error) = table.why_none(&counts) {
+        return Err(error.into());
     }
-
-    async fn list(args: &ListArgs<Self>) -> Result<Found> {
-        let table = Table::open(&args.chosen).await?;
-        // An event that is named is listed, also behind another one.
-        let is_named = args.chosen.store.is_named() || !args.chosen.filters.id.is_empty();
-        let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
-        let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
-        let is_full = rows.len() as u64 >= u64::from(args.limit);
-        let found = table.found(&rows, listed).await?;
-        let why_none = found.why_none.filter(|_| !table.is_there || args.chosen.is_filtered());
-        Ok(Found { is_all, is_full, why_none, ..found })
+    let relay = holder(table.session.client(), &table.slot).await?;
+    let rows = table.rows("looking at parked events", PLAN, &[]).await?;
+    let row = rows.first().ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
+    let ids = match change {
+        Change::Retry => column(row, "heads")?,
+        Change::Drop => column(row, "events")?,
+    };
+    let (dry_run, waiting, relay_runs) = (args.consent.dry_run, count(row, "waiting")?, relay.is_some());
+    let slot = table.slot.to_string();
+    let mut plan = Request { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
+    if !args.consent.given(&plan, &plan.text(), plan.question(), UNCHANGED).await? {
+        return Ok(());
     }
-
-    async fn show(args: &ShowArgs<Self>) -> Result<Found> {
-        let table = Table::open(&args.chosen).await?;
-        let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
-        let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
-        table.found(&rows, details).await
+    let word = match change {
+        Change::Retry => "retry",
+        Change::Drop => "drop",
+    };
+    let (mut bar, of) = (Bar::new(args.consent.output), plan.ids.len() as u64);
+    // The newest first: as long as the head of an aggregate waits, the relay delivers none behind it.
+    for ids in plan.ids.rchunks(ASKED_AT_ONCE) {
+        let asked = table.session.client().execute(ASK, &[&plan.slot, &ids, &word]).await;
+        let doing = format!("requesting {word} of {of} parked events, {} of which are requested", plan.asked);
+        plan.asked += asked.map_err(|error| fault::sql(While::Querying(&doing), &error))?;
+        bar.at(plan.asked, Some(of), || "events requested".to_owned());
     }
-
-    /// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a
-    /// number for each parked event, of which there are at most 100 000.
-    async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
-        let table = Table::open(&args.chosen).await?;
-        let counts = table.counts().await?;
-        if let Some(error) = table.why_none(&counts) {
-            return Err(error.into());
-        }
-        let relay = holder(table.session.client(), &table.slot).await?;
-        let rows = table.rows("looking at parked events", PLAN, &[]).await?;
-        let row = rows.first().ok_or_else(|| Error::new(Kind::Bug, "no row about parked events"))?;
-        let ids = match change {
-            Change::Retry => column(row, "heads")?,
-            Change::Drop => column(row, "events")?,
-        };
-        let (dry_run, waiting, relay_runs) = (args.consent.dry_run, count(row, "waiting")?, relay.is_some());
-        let slot = table.slot.to_string();
-        let mut plan = Request { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
-        if !args.consent.given(&plan, &plan.text(), plan.question(), UNCHANGED).await? {
-            return Ok(());
-        }
-        let word = match change {
-            Change::Retry => "retry",
-            Change::Drop => "drop",
-        };
-        let (mut bar, of) = (Bar::new(args.consent.output), plan.ids.len() as u64);
-        // The newest first: as long as the head of an aggregate waits, the relay delivers none behind it.
-        for ids in plan.ids.rchunks(ASKED_AT_ONCE) {
-            let asked = table.session.client().execute(ASK, &[&plan.slot, &ids, &word]).await;
-            let doing = format!("requesting {word} of {of} parked events, {} of which are requested", plan.asked);
-            plan.asked += asked.map_err(|error| fault::sql(While::Querying(&doing), &error))?;
-            bar.at(plan.asked, Some(of), || "events requested".to_owned());
-        }
-        drop(bar);
-        print_report(args.consent.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
-    }
+    drop(bar);
+    print_report(args.consent.output, &plan, &format!("{}\n", plan.result(relay.as_ref())))
 }
 
 #[derive(Debug)]
@@ -121,14 +103,14 @@ struct Table<'a> {
     session: SqlSession,
     is_there: bool,
     slot: SlotName,
-    chosen: &'a Chosen<Parked>,
+    chosen: &'a Chosen,
     span: Span,
 }
 
 impl Table<'_> {
-    async fn open(chosen: &Chosen<Parked>) -> Result<Table<'_>> {
+    async fn open(chosen: &Chosen) -> Result<Table<'_>> {
         let span = chosen.filters.span(now_us() / 1_000)?;
-        let common = &chosen.store.common;
+        let common = &chosen.common;
         let settings = config::read(common, &common.file)?;
         let (slot, database) = both(settings.slot(), settings.database())?;
         let session = SqlSession::connect(&database, "walrelay parked").await?;
@@ -143,13 +125,13 @@ impl Table<'_> {
         if !self.is_there {
             return Ok(Vec::new());
         }
-        let Chosen { store, filters, .. } = self.chosen;
+        let Chosen { named, filters, .. } = self.chosen;
         let any = |texts: &[String]| (!texts.is_empty()).then(|| texts.to_vec());
         let any_bytes =
             |texts: &[String]| any(texts).map(|texts| texts.into_iter().map(String::into_bytes).collect::<Vec<_>>());
         let chosen: [&(dyn ToSql + Sync); 8] = [
             &self.slot.as_str(),
-            &any_bytes(&[&store.named[..], &filters.id[..]].concat()),
+            &any_bytes(&[&named[..], &filters.id[..]].concat()),
             &any_bytes(&filters.aggregate),
             &any(&filters.class),
             &any(&filters.topic),
@@ -169,7 +151,7 @@ impl Table<'_> {
                 None => (matched, aggregates) = (events, count(&row, "aggregates")?),
             }
         }
-        Ok(Counts { matched, classes, store: StoreCounts::Parked { slot: self.slot.to_string(), aggregates } })
+        Ok(Counts { matched, classes, slot: self.slot.to_string(), aggregates })
     }
 
     async fn found(&self, rows: &[Row], read: fn(&Row) -> Result<Event>) -> Result<Found> {
@@ -410,70 +392,13 @@ impl ParkedCount {
     }
 }
 
-const HELP: Help = Help {
-    group: "\
-Examples:
-  walrelay parked list --config walrelay.toml
-  walrelay parked show --config walrelay.toml 1017
-  walrelay parked retry --config walrelay.toml --class too-large
-  walrelay parked drop --config walrelay.toml 1017
-
-A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/how-to/handle-undelivered-events.md describes both.
-",
-    list: "\
-Examples:
-  walrelay parked list --config walrelay.toml --class refused --older-than 1h
-  walrelay parked list --config walrelay.toml --aggregate order-17 --all
-  walrelay parked list --config walrelay.toml --json | \\
-    jq -r '.events[].row_id'
-
-Lists the first event of each aggregate, with the number of events behind it; --all lists those, too. An event has to match all conditions. The command prints no payload and changes nothing. The role needs SELECT on the table.
-",
-    show: "\
-Examples:
-  walrelay parked show --config walrelay.toml 1017 --payload
-  walrelay parked show --config walrelay.toml --aggregate order-17 --json
-
-Shows the error, the position, and the names, types and sizes of the columns of at most 20 events; --payload shows the values, too. The command changes nothing. The role needs SELECT on the table.
-",
-    retry: "\
-Examples:
-  walrelay parked retry --config walrelay.toml --class too-large --dry-run
-  walrelay parked retry --config walrelay.toml --aggregate order-17
-  walrelay parked retry --config walrelay.toml --all --yes --json
-
-The relay of the slot tries the first event of each matching aggregate within a second or so. The events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, the next one carries the request out. The role needs SELECT and UPDATE on the table.
-",
-    drop: "\
-Examples:
-  walrelay parked drop --config walrelay.toml 1017
-  walrelay parked drop --config walrelay.toml --class unroutable --dry-run
-  walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
-
-The relay never delivers the matching events; events behind them go on. The relay names the first ones in its log, and outbox.mark_failed marks the rows. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
-",
-    read_exit_codes: "
-Exit codes:
-  0   events were listed or shown; list without conditions: nothing is parked
-  1   no event matches, or there is no table walrelay.parked
-  2   the configuration or a flag is not valid
-  10  Postgres cannot be reached (11: refuses)",
-    change_exit_codes: "
-Exit codes:
-  0   the request is stored for the relay; or --dry-run showed the request
-  1   no event matches, or nothing is parked
-  2   the configuration or a flag is not valid, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses)",
-};
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn plan(change: Change, ids: usize) -> Request {
         let classes = [("behind".to_owned(), 3), ("too-large".to_owned(), 2)].into();
-        let store = StoreCounts::Parked { slot: "s".to_owned(), aggregates: 2 };
-        let counts = Counts { matched: 5, classes, store };
+        let counts = Counts { matched: 5, classes, slot: "s".to_owned(), aggregates: 2 };
         let ids = (0..).take(ids).collect();
         Request {
             slot: "s".to_owned(),
