@@ -215,13 +215,18 @@ async fn look(control: Control, before: Vec<Fingerprint>, config: Config, known:
     let mut look = control.check_catalog(before).await?;
     if look.is_altered(known) {
         let readable = control.ask(async move |session| Ok(can_go_on(session.client(), &config).await)).await?;
-        match readable {
-            // A lock or a lost connection says nothing of the table: the next look asks again.
-            Err(error) if !error.kind().halts() => return Err(error),
-            readable => look.unreadable = readable.err(),
-        }
+        look.unreadable = why_unreadable(readable)?;
     }
     Ok(look)
+}
+
+/// Why the tables cannot be read, if they cannot.
+/// Errors: a lock or a lost connection, which says nothing of the tables: the next look asks again.
+fn why_unreadable(readable: Result<()>) -> Result<Option<Error>> {
+    match readable {
+        Err(error) if !error.kind().halts() => Err(error),
+        readable => Ok(readable.err()),
+    }
 }
 
 async fn read_tail(config: Config, mut tail: Tail) -> Done {
@@ -379,27 +384,20 @@ impl RetentionLimit {
 /// How long a relay that is a synchronous standby may hold up commits without an ack.
 const HELD_MAX: Duration = Duration::from_secs(3);
 
-/// Whether commits of all sessions wait for what this relay confirms, and since when it has confirmed and acked nothing.
+/// Since when a relay that holds up commits of all sessions has confirmed and acked nothing.
 #[derive(Debug, Default)]
 pub(super) struct HeldCommits {
-    is_synchronous: bool,
     acked: u64,
     confirmed: Lsn,
     since: Option<Instant>,
 }
 
 impl HeldCommits {
-    /// Takes in what the server says. True if it has changed.
-    pub(super) fn judge(&mut self, is_synchronous: bool) -> bool {
-        self.since = None;
-        std::mem::replace(&mut self.is_synchronous, is_synchronous) != is_synchronous
-    }
-
-    /// Whether the relay has held up commits for too long. `owes` says whether something waits to be confirmed.
-    pub(super) fn is_too_long(&mut self, owes: bool, acked: u64, confirmed: Lsn, now: Instant) -> bool {
+    /// Whether the relay has held up commits for too long. `holds` says whether it holds up any.
+    pub(super) fn is_too_long(&mut self, holds: bool, acked: u64, confirmed: Lsn, now: Instant) -> bool {
         let moved = acked > self.acked || confirmed > self.confirmed;
         (self.acked, self.confirmed) = (acked, confirmed);
-        if moved || !owes || !self.is_synchronous {
+        if moved || !holds {
             self.since = None;
             return false;
         }
@@ -422,16 +420,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_synchronous_standby_without_progress_holds_up_commits() {
+    fn only_a_relay_without_progress_holds_up_commits_for_too_long() {
         let (mut held, start, lsn) = (HeldCommits::default(), Instant::now(), Lsn::new);
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!((0..9).all(|second| !held.is_too_long(true, 0, lsn(1), at(second))), "it is asynchronous");
-        assert!(held.judge(true) && !held.judge(true));
+        assert!((0..9).all(|second| !held.is_too_long(false, 0, lsn(1), at(second))), "none waits");
         assert!((10..19).all(|second| !held.is_too_long(true, second, lsn(1), at(second))), "events are acked");
         assert!((20..29).all(|second| !held.is_too_long(true, 19, lsn(second), at(second))), "it confirms");
-        assert!((30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))), "it owes nothing");
+        assert!((30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))), "none waits any more");
         let late = |held: &mut HeldCommits, second| held.is_too_long(true, 19, lsn(29), at(second));
         assert!(!late(&mut held, 40) && !late(&mut held, 42) && late(&mut held, 43));
+    }
+
+    #[test]
+    fn a_passing_fault_does_not_say_that_the_table_cannot_be_read() {
+        for kind in [Kind::PostgresUnreachable, Kind::PostgresUnwritable, Kind::SlotActive] {
+            let passing = Error::new(kind, "a lock was held for long");
+            assert_eq!(why_unreadable(Err(passing)).map_err(|error| error.kind()), Err(kind));
+        }
+        let unfit = why_unreadable(Err(Error::new(Kind::Publication, "there is no table outbox"))).unwrap();
+        assert_eq!(unfit.map(|error| error.kind()), Some(Kind::Publication));
+        assert_eq!(why_unreadable(Ok(())).unwrap(), None);
     }
 
     fn rows(ids: &[&str]) -> Vec<RowId> {

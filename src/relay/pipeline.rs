@@ -172,10 +172,17 @@ impl<S: Sink> Pipeline<S> {
         self.publisher.write_backs.is_synchronous = is_synchronous;
     }
 
-    /// Whether anything that was taken in is not acked, not parked or not stored, and so not confirmed.
-    pub(crate) fn owes_confirmation(&self) -> bool {
+    /// Whether commits of other sessions wait for the confirmed LSN.
+    pub(crate) fn is_synchronous(&self) -> bool {
+        self.publisher.write_backs.is_synchronous
+    }
+
+    /// Whether commits of other sessions wait for something that was taken in and is not acked, not parked or not stored, or
+    /// that is not taken in: what is not read is not confirmed, either.
+    pub(crate) fn holds_up_commits(&self) -> bool {
         let delivered = self.publisher.ledger.delivered();
-        !self.publisher.is_drained() || !self.confirm.stored_position().is_at_or_after(&delivered)
+        let is_stored = self.confirm.stored_position().is_at_or_after(&delivered);
+        self.is_synchronous() && !(self.publisher.has_room() && self.publisher.is_drained() && is_stored)
     }
 
     /// The LSN that may be confirmed to Postgres.

@@ -574,7 +574,7 @@ impl ReplicationLoop<'_> {
     /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it can.
     fn judge_synchronous(&mut self, found: &Synchronous) {
         let is_synchronous = found.counts_relay();
-        if !self.held_commits.judge(is_synchronous) {
+        if is_synchronous == self.pipeline.is_synchronous() {
             return;
         }
         self.set_synchronous(is_synchronous);
@@ -600,10 +600,8 @@ impl ReplicationLoop<'_> {
     /// Errors: commits wait for this relay, and it makes no progress.
     fn leave_if_commits_wait(&mut self, now: Instant) -> Result<()> {
         let acked = self.pipeline.publisher.counts().acked;
-        // What is not read is not confirmed, either.
-        let owes = self.pipeline.owes_confirmation() || !self.reads();
-        let confirmed = self.pipeline.confirmable();
-        if self.shared.leaving.is_none() && self.held_commits.is_too_long(owes, acked, confirmed, now) {
+        let (holds, confirmed) = (self.pipeline.holds_up_commits(), self.pipeline.confirmable());
+        if self.shared.leaving.is_none() && self.held_commits.is_too_long(holds, acked, confirmed, now) {
             let (slot, error) = (&self.shared.process.config.source.slot, HeldCommits::error());
             tracing::error!(event = "stream_left", %slot, %error, "leaving the stream until Kafka answers");
             return Err(error);

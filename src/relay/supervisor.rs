@@ -118,11 +118,7 @@ impl Relay {
                 }
             }
             if stop.asked() == Stop::No {
-                let stopped = error.clone();
-                error = tokio::select! {
-                    () = stop.at_least(Stop::Drain) => stopped,
-                    error = unless_there(error, &self.config.kafka) => error,
-                };
+                error = until_stopped(stop, error.clone(), unless_there(error, &self.config.kafka)).await;
                 let quarantine = self.producer.newest_quarantine();
                 let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
@@ -505,6 +501,15 @@ impl Relay {
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: events that are not confirmed are sent at the next start"))
+    }
+}
+
+/// What is `found` out about `error`; a stop does not wait for that.
+async fn until_stopped(stop: &mut StopSignal, error: Error, found: impl Future<Output = Error>) -> Error {
+    tokio::select! {
+        biased;
+        () = stop.at_least(Stop::Drain) => error,
+        found = found => found,
     }
 }
 

@@ -160,6 +160,30 @@ fn database_and_role_settings_change_no_record() {
 }
 
 #[test]
+fn one_of_two_memberships_may_go_while_the_other_publishes_the_rows() {
+    let world = World::keeping();
+    let (sql, of) = (world.sql(), &world.name);
+    world.setup();
+    sql.run(&format!("alter publication walrelay_{of} add tables in schema public"));
+    let run = world.run().option("--state-store", "postgres");
+    let mut relay = run.start();
+    relay.wait_ready();
+    sql.run(&format!("alter publication walrelay_{of} drop table outbox"));
+    let stored = || {
+        world.emit(&sql, "a");
+        sql.number("select jsonb_array_length(value->'membership_oids') from walrelay.position")
+    };
+    eventually("what is stored has one of them", ARRIVAL, stored, |memberships| *memberships == 1);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    // The table was not taken out and added again.
+    let mut relay = run.start();
+    relay.wait_ready();
+    world.emit(&sql, "a");
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
 fn rows_of_a_time_without_inserts_are_read_from_the_table() {
     let world = World::keeping();
     world.setup();

@@ -15,6 +15,7 @@ use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::{Counts, Setup};
 use crate::relay::shared_loop::RETRY_INTERVAL;
 use crate::relay::stop::stop_channel;
+use crate::relay::write_back::WriteBack;
 use crate::route::Record;
 use crate::sink::kafka::faults::{Subject, explain, rows};
 use crate::sink::{Delivery, EnqueueError, Sink};
@@ -246,6 +247,35 @@ async fn a_drain_ends_with_the_last_ack_a_failure_or_at_its_deadline() {
     stopper.ask(Stop::Now);
     assert_eq!(drain::drain(&mut pipeline.publisher, began + limit, &mut stop).await, Ok(false));
     assert_eq!(began.elapsed(), Duration::ZERO, "a second signal ends it at once");
+}
+
+/// P10.
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_what_is_asked_about_an_error() {
+    let ((stopper, mut stop), error) = (stop_channel(), |cause: &str| Error::new(Kind::TopicRefused, cause));
+    let found = until_stopped(&mut stop, error("first"), async { error("found") }).await;
+    assert_eq!(found.cause(), "found");
+    stopper.ask(Stop::Drain);
+    let limit = Duration::from_secs(1);
+    let told = tokio::time::timeout(limit, until_stopped(&mut stop, error("first"), std::future::pending())).await;
+    assert_eq!(told.map(|told| told.cause().to_owned()), Ok("first".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_takes_nothing_in_holds_up_commits_while_they_wait_for_it() {
+    let mut relay = relay("stop");
+    let mut pipeline = begin(&mut relay, Failing::new(NoError, At::Never));
+    pipeline.publisher.ledger.limits.events = 1;
+    let row = RowId::new(0, std::iter::once(&b"7"[..]));
+    pipeline.publisher.write_backs.push(Position::default(), WriteBack::Acked(row), None, 0);
+    // All of it is stored, and rows that wait to be marked are as many as may be in flight.
+    assert!(!pipeline.publisher.has_room() && pipeline.publisher.is_drained() && !pipeline.holds_up_commits());
+    pipeline.set_synchronous(true);
+    assert!(pipeline.holds_up_commits());
+    pipeline.publisher.ledger.limits.events = 2;
+    assert!(!pipeline.holds_up_commits());
+    take_in(&mut pipeline, &[&PLACED]).unwrap();
+    assert!(pipeline.holds_up_commits(), "an event is not acked");
 }
 
 #[tokio::test(start_paused = true)]
