@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::poll::RowVersion;
+use crate::poll::{RowVersion, TableFile};
 
 /// Row versions that a poller finds more than once.
 ///
@@ -21,8 +21,10 @@ pub(super) struct PublishedVersions {
     scanned: Xids,
     /// What this scan compares; none without a poller.
     scan: Option<PollScan>,
-    /// Up to this transaction `xmin` tells no copied row: the table was rewritten since the last scan.
-    pub(super) rewritten_by: Option<u64>,
+    /// The files of the tables at the last look at them.
+    files: Vec<TableFile>,
+    /// Up to this transaction `xmin` tells no copied row: a table was rewritten since the last whole scan of `xmin`.
+    rewritten_by: Option<u64>,
     /// All published versions with this `xmin` or a later one are remembered; none before the first scan of `xmin`.
     pub(super) remembers_from: Option<u64>,
 }
@@ -45,6 +47,22 @@ impl PublishedVersions {
         self.read.forget_below(oldest);
     }
 
+    /// A scan of `xmin` begins with these files. Says whether a table was rewritten since the last look.
+    pub(super) fn looked_at(&mut self, files: Vec<TableFile>) -> bool {
+        let is_other = |file: &&TableFile| {
+            self.files.iter().any(|before| before.oid == file.oid && before.filenode != file.filenode)
+        };
+        let rewritten_by = files.iter().filter(is_other).map(|file| file.changed_by).max();
+        self.files = files;
+        self.rewritten_by = self.rewritten_by.max(rewritten_by);
+        rewritten_by.is_some()
+    }
+
+    /// Whether a rewrite of its table may have written this version.
+    pub(super) fn is_rewritten(&self, version: RowVersion) -> bool {
+        self.rewritten_by.is_some_and(|rewritten_by| version.xmin <= rewritten_by)
+    }
+
     pub(super) fn is_new(&mut self, version: RowVersion) -> bool {
         let Some(scan) = self.scan else { return true };
         if self.read.has(version.xmin) {
@@ -61,6 +79,7 @@ impl PublishedVersions {
     pub(super) fn end(&mut self, xmax: u64) {
         match self.scan {
             Some(PollScan::Xmin) => {
+                self.rewritten_by = None;
                 self.remembers_from.get_or_insert(xmax);
                 self.pairs.clear();
                 self.read.add_all(&self.scanned);
@@ -149,6 +168,23 @@ mod tests {
         published.begin(PollScan::Column, 600);
         assert!(!published.is_new(version(None, 25 + 640)) && published.is_new(version(None, 670)));
         assert_eq!((published.read.words.len(), published.read.first, published.pairs.len()), (1, 576, 0));
+    }
+
+    #[test]
+    fn a_rewrite_counts_until_a_scan_of_xmin_has_ended() {
+        let mut published = PublishedVersions::default();
+        let files = |filenode| vec![TableFile { oid: 1, filenode, changed_by: 30 }];
+        published.begin(PollScan::Xmin, 10);
+        assert!(!published.looked_at(files(7)) && !published.is_rewritten(version(None, 25)));
+        published.end(30);
+        published.begin(PollScan::Xmin, 20);
+        assert!(published.looked_at(files(8)));
+        assert!(published.is_rewritten(version(None, 30)) && !published.is_rewritten(version(None, 31)));
+        // That scan failed.
+        published.begin(PollScan::Xmin, 20);
+        assert!(!published.looked_at(files(8)) && published.is_rewritten(version(None, 30)));
+        published.end(40);
+        assert!(!published.is_rewritten(version(None, 30)));
     }
 
     #[test]

@@ -54,6 +54,15 @@ impl Left {
         self.progress.clone().or(loaded)
     }
 
+    /// A session at the table failed, which had read so far. The next one there stores that before all else. A stream, to
+    /// which a session of requested rows gives way, stores nothing first: it begins at what is stored.
+    pub(super) fn table_failed(&mut self, read: &Stored, found: PublishedVersions, gives_way: bool) {
+        if !gives_way {
+            self.progress = Some(read.clone());
+            self.found = found;
+        }
+    }
+
     fn are_stored(&mut self, stored: &Stored) {
         self.held = vec![stored.clone()];
         self.progress = None;
@@ -138,6 +147,7 @@ pub(super) async fn read_position(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::poll::TableFile;
     use crate::position::Lsn;
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
@@ -163,6 +173,34 @@ mod tests {
         left.are_stored(&stored(1, 1));
         left.held.push(stored(1, 2));
         Left { progress: Some(stored(1, 3)), delivered: Some(Position::at(Lsn::new(3))), ..left }
+    }
+
+    #[test]
+    fn a_session_of_requested_rows_that_fails_leaves_no_progress_to_the_stream() {
+        let here = stored(1, 0).server;
+        for (gives_way, expected) in [(false, 3), (true, 1)] {
+            let mut left = Left::default();
+            left.are_stored(&stored(1, 1));
+            left.table_failed(&stored(1, 3), PublishedVersions::default(), gives_way);
+            assert_eq!(left.resume(Some(stored(1, 1)), &here), Some(stored(1, expected)), "{gives_way}");
+        }
+    }
+
+    fn file(filenode: u32, changed_by: u64) -> TableFile {
+        TableFile { oid: 5, filenode, changed_by }
+    }
+
+    #[test]
+    fn a_table_rewritten_between_two_sessions_is_noticed_unless_another_relay_or_server_was_at_work() {
+        let (here, there) = (stored(1, 0).server, stored(2, 0).server);
+        for (lsn, server, expected) in [(1, &here, true), (9, &here, false), (1, &there, false)] {
+            let (mut left, mut found) = (Left::default(), PublishedVersions::default());
+            left.are_stored(&stored(1, 1));
+            assert!(!found.looked_at(vec![file(10, 20)]), "the first look tells nothing");
+            left.table_failed(&stored(1, 1), found, false);
+            left.resume(Some(stored(1, lsn)), server);
+            assert_eq!(std::mem::take(&mut left.found).looked_at(vec![file(11, 30)]), expected);
+        }
     }
 
     #[test]

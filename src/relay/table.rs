@@ -21,7 +21,7 @@ use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, TableFile, Which, all_table_facts};
+use crate::poll::{Began, Reader, Which, all_table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
@@ -104,8 +104,7 @@ pub(super) async fn run(
     // Another process may have read the table since.
     reading.published.remembers_from = None;
     reading.shared.refused_writes.gives_way = matches!(task, TableTask::Again(_));
-    let files = Vec::new();
-    let mut work = Work { reading, reader, tables, files, control, notified, facts, config, telemetry, stop };
+    let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
     let done = Box::pin(watchdog.throughout(work.run(task))).await;
     // After an error the lease may be gone, and retries would come behind newer events.
     if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
@@ -167,8 +166,6 @@ struct Work<'a> {
     reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable<'a>>,
-    /// The files of the tables at the last scan of `xmin`.
-    files: Vec<TableFile>,
     control: Control,
     /// A notification says that there are new rows.
     notified: Arc<Notify>,
@@ -392,8 +389,10 @@ impl Work<'_> {
             let until = resumed.clone().unwrap_or(now);
             let began = Instant::now();
             let scan = if xmin_due <= began { PollScan::Xmin } else { PollScan::Column };
-            let rewritten_by = if scan == PollScan::Xmin { self.rewritten_by().await? } else { None };
-            self.reading.begin_poll(scan, rewritten_by);
+            self.reading.begin_poll(scan);
+            if scan == PollScan::Xmin {
+                self.look_at_files().await?;
+            }
             let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else { return Ok(Ended::Stopped) };
             // Rows that the process before this one read are not remembered.
             if resumed.is_none() {
@@ -458,21 +457,16 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The transaction up to which `xmin` says nothing, because it rewrote a table since the last scan of `xmin`.
-    async fn rewritten_by(&mut self) -> Result<Option<u64>> {
+    /// Looks whether a table was rewritten since the last scan of `xmin`.
+    async fn look_at_files(&mut self) -> Result<()> {
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
         let files = self.reader.table_files(&tables).await?;
-        let is_other = |file: &&TableFile| {
-            self.files.iter().any(|before| before.oid == file.oid && before.filenode != file.filenode)
-        };
-        let rewritten_by = files.iter().filter(is_other).map(|file| file.changed_by).max();
-        self.files = files;
-        if rewritten_by.is_some() {
+        if self.reading.published.looked_at(files) {
             tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
                 "a table was rewritten: of rows that were copied into it just before, those whose transaction column has \
                  a published transaction are not published: walrelay verify finds them");
         }
-        Ok(rewritten_by)
+        Ok(())
     }
 
     fn log_poll(&self, why: &str) {

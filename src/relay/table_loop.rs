@@ -272,7 +272,7 @@ impl<'a> TableLoop<'a> {
                 return Ok(());
             }
             if scan.query.published.is_some_and(|published| published.has(version.xid)) {
-                if self.published.rewritten_by.is_some_and(|rewritten_by| version.xmin <= rewritten_by) {
+                if self.published.is_rewritten(version) {
                     return Ok(());
                 }
                 if let Some(rows) = self.publisher.rows.get_mut(event.outbox) {
@@ -298,10 +298,9 @@ impl<'a> TableLoop<'a> {
     }
 
     /// A poller begins a scan, which finds no row by an `xmin` below that of the last scan that compared all of them.
-    pub(super) fn begin_poll(&mut self, scan: PollScan, rewritten_by: Option<u64>) {
+    pub(super) fn begin_poll(&mut self, scan: PollScan) {
         let oldest = self.stored.published.as_ref().map(|published| published.copies().xmin());
         self.published.begin(scan, oldest.unwrap_or_default());
-        self.published.rewritten_by = rewritten_by;
     }
 
     pub(super) fn report(&mut self, now: Instant) {
@@ -355,10 +354,9 @@ impl<'a> TableLoop<'a> {
         }
         let mut left = self.store.known.left.lock();
         left.write_backs = std::mem::take(&mut self.publisher.write_backs);
-        // After a request for rows a stream goes on, which stores nothing first: it begins at what is stored.
-        if failed && !self.shared.refused_writes.gives_way {
-            left.progress = Some(self.stored.clone());
-            left.found = std::mem::take(&mut self.published);
+        if failed {
+            let found = std::mem::take(&mut self.published);
+            left.table_failed(&self.stored, found, self.shared.refused_writes.gives_way);
         }
     }
 
