@@ -98,8 +98,8 @@ pub(super) enum SharedInput {
     Stop,
     Clock,
     Deliveries,
-    /// The session that wrote a batch of write-backs.
-    WrittenBack(Result<Arc<Marker>>),
+    /// The session of a batch of write-backs, and whether it wrote them: other sessions may not see the rows yet.
+    WrittenBack(Result<(Arc<Marker>, bool)>),
     Retried(RetryReport),
     Control(sql::Ended),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
@@ -112,7 +112,7 @@ pub(super) struct SharedLoop<'a> {
     pub(super) control: Fuse<Job<sql::Ended>>,
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
-    writing_back: Fuse<Job<Result<Arc<Marker>>>>,
+    writing_back: Fuse<Job<Result<(Arc<Marker>, bool)>>>,
     pub(super) refused_writes: RefusedWrites,
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
@@ -188,7 +188,12 @@ impl<'a> SharedLoop<'a> {
             }
             SharedInput::Clock => {}
             SharedInput::Deliveries => publisher.delivered()?,
-            SharedInput::WrittenBack(Ok(marker)) => {
+            // The next batch may have events to park, which those rows wait for.
+            SharedInput::WrittenBack(Ok((marker, false))) => {
+                self.marker = Some(marker);
+                publisher.write_backs.abandon();
+            }
+            SharedInput::WrittenBack(Ok((marker, true))) => {
                 self.marker = Some(marker);
                 telemetry.metrics.written_back(publisher.write_backs.finish());
                 self.refused_writes.are_over(config, telemetry);
@@ -263,18 +268,18 @@ impl<'a> SharedLoop<'a> {
         }
         let Some(batch) = publisher.write_backs.begin(max) else { return };
         // A session of before may be read-only for good, lost, or have statements of a table that has changed.
-        let session = match self.refused_writes.is_any() {
-            true => Err(self.process.config.clone()),
-            false => Ok(Arc::clone(marker)),
-        };
+        let opens = self.refused_writes.is_any().then(|| self.process.config.clone());
+        let mut marker = Arc::clone(marker);
         self.writing_back = fused(async move {
             failpoint::reached("marking");
-            let marker = match session {
-                Ok(marker) => marker,
-                Err(config) => reopened(&config).await?,
-            };
-            marker.settle(&batch).await?;
-            Ok(marker)
+            if let Some(config) = opens {
+                marker = reopened(&config).await?;
+            }
+            let is_seen = marker.sees(&batch.xids).await?;
+            if is_seen {
+                marker.settle(&batch).await?;
+            }
+            Ok((marker, is_seen))
         });
     }
 

@@ -20,6 +20,8 @@ pub(super) enum WriteBack {
     Failed(RowId, Failure),
     /// Its event is written to `walrelay.parked`; the row is marked as well if `marks`.
     Parked { event: Arc<ParkedEvent>, marks: bool },
+    /// Its event is in `walrelay.parked`: the row is marked.
+    Waiting(Arc<ParkedEvent>),
 }
 
 #[derive(Debug)]
@@ -82,7 +84,7 @@ impl WriteBacks {
     pub(super) fn rows(&self) -> impl Iterator<Item = &RowId> {
         self.queue.iter().map(|due| match &due.write_back {
             WriteBack::Acked(row) | WriteBack::Failed(row, _) => row,
-            WriteBack::Parked { event, .. } => &event.row,
+            WriteBack::Parked { event, .. } | WriteBack::Waiting(event) => &event.row,
         })
     }
 
@@ -106,11 +108,12 @@ impl WriteBacks {
         if self.in_progress > 0 || self.refused || self.queue.is_empty() {
             return None;
         }
-        let is_parked = |due: &Due| due.write_back.parked().is_some();
-        let first = self.queue.front().is_some_and(is_parked);
-        // Marks wait until their rows are seen, which they are once the position is confirmed: behind parked events.
-        let alike = |due: &&Due| !self.is_synchronous || is_parked(due) == first;
-        self.in_progress = self.queue.iter().take(max).take_while(alike).count();
+        let parks_alone = self.is_synchronous && self.parked_bytes > 0 && self.parked().next().is_some();
+        if parks_alone {
+            self.park_first();
+        }
+        let is_alike = |due: &&Due| !parks_alone || due.write_back.parked().is_some();
+        self.in_progress = self.queue.iter().take(max).take_while(is_alike).count();
         let mut batch = Batch::default();
         for Due { write_back, xid, .. } in self.queue.iter().take(self.in_progress) {
             match write_back {
@@ -121,7 +124,9 @@ impl WriteBacks {
                     if !marks {
                         continue;
                     }
+                    batch.waiting.push(Arc::clone(event));
                 }
+                WriteBack::Waiting(event) => batch.waiting.push(Arc::clone(event)),
             }
             batch.xids.extend(xid);
         }
@@ -131,13 +136,31 @@ impl WriteBacks {
         Some(batch)
     }
 
+    /// Brings the events to park to the front, and marks their rows behind all others. Other sessions see a row once the
+    /// position is confirmed, and the position waits for events to park: these wait for no row.
+    fn park_first(&mut self) {
+        let mut marks = Vec::new();
+        for Due { before, write_back, xid, committed_at_us } in &mut self.queue {
+            if let WriteBack::Parked { event, marks: is_marked } = write_back
+                && std::mem::take(is_marked)
+            {
+                let write_back = WriteBack::Waiting(Arc::clone(event));
+                marks.push(Due { before: *before, write_back, xid: *xid, committed_at_us: *committed_at_us });
+            }
+        }
+        self.queue.extend(marks);
+        self.queue.make_contiguous().sort_by_key(|due| due.write_back.parked().is_none());
+    }
+
     /// The batch in progress is written, and durable. Gives how many of its events were acked, failed and were parked.
     pub(super) fn finish(&mut self) -> [u64; 3] {
+        self.written += self.in_progress as u64;
         let [mut acked, mut failed, mut parked] = [0; 3];
         for Due { write_back, .. } in self.queue.drain(..self.in_progress) {
             match write_back {
                 WriteBack::Acked(_) => acked += 1,
                 WriteBack::Failed(..) => failed += 1,
+                WriteBack::Waiting(_) => {}
                 WriteBack::Parked { event, .. } => {
                     parked += 1;
                     self.parked_bytes -= event.bytes();
@@ -145,11 +168,10 @@ impl WriteBacks {
             }
         }
         self.in_progress = 0;
-        self.written += acked + failed + parked;
         [acked, failed, parked]
     }
 
-    /// It is not known whether the batch in progress was written: the next one begins with it.
+    /// The batch in progress was not written, or that is not known: its rows are in the next one, too.
     pub(super) fn abandon(&mut self) {
         (self.in_progress, self.refused) = (0, false);
     }
@@ -170,7 +192,7 @@ impl WriteBack {
     pub(super) fn parked(&self) -> Option<&ParkedEvent> {
         match self {
             WriteBack::Parked { event, .. } => Some(event),
-            WriteBack::Acked(_) | WriteBack::Failed(..) => None,
+            WriteBack::Acked(_) | WriteBack::Failed(..) | WriteBack::Waiting(_) => None,
         }
     }
 }
@@ -255,21 +277,98 @@ impl RowPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::Lsn;
+    use crate::event::Place;
+    use crate::position::{Lsn, Partial};
 
     #[test]
     fn the_position_stays_where_the_next_publisher_begins_until_all_that_was_left_is_written() {
         let (mut left, at) = (WriteBacks::default(), |lsn| Position::at(Lsn::new(lsn)));
         let row = |id: u8| WriteBack::Acked(RowId::new(0, std::iter::once(&[id][..])));
+        left.push(at(8), row(0), None, 6);
         left.push(at(10), row(1), None, 7);
         left.push(at(20), row(2), None, 8);
-        assert_eq!(left.begin(1).unwrap().acked.len(), 1);
+        for written in 0..2 {
+            assert_eq!((left.begin(1).unwrap().acked.len(), left.written), (1, written));
+            if written == 0 {
+                left.finish();
+            }
+        }
         // The session ends, and it is not known whether that was written.
         let mut left = left.behind(at(5));
+        // The next pipeline counts from none on: what an earlier one wrote would count as its progress.
+        assert_eq!(left.written, 0);
         left.push(at(30), row(3), None, 9);
         assert_eq!((left.completed(at(40)), left.oldest_commit_us(), left.rows().count()), (at(5), Some(7), 3));
         assert_eq!(left.begin(2).unwrap().acked.len(), 2);
         assert_eq!(left.finish(), [2, 0, 0]);
         assert_eq!((left.completed(at(40)), left.written), (at(30), 2));
+    }
+
+    fn parked(id: u8) -> ParkedEvent {
+        ParkedEvent {
+            row: RowId::new(0, std::iter::once(&[id][..])),
+            key: None,
+            topic: None,
+            place: Place::default(),
+            committed_at_us: 0,
+            columns: Vec::new(),
+            why: Some(Failure { class: "unroutable", cause: "no topic".to_owned(), attempts: 1 }),
+            retry_in_ms: None,
+        }
+    }
+
+    /// A transaction with an event that was acked, and one to park.
+    fn acked_and_parked() -> WriteBacks {
+        let (mut dues, at) = (WriteBacks::default(), |index| {
+            let partial = Some(Partial { commit_lsn: Lsn::new(50), index });
+            Position { end_lsn: Lsn::new(10), partial }
+        });
+        let event = parked(2);
+        dues.expect(&event);
+        dues.push(at(0), WriteBack::Acked(RowId::new(0, std::iter::once(&[1][..]))), Some(7), 1);
+        dues.push(at(1), WriteBack::Parked { event: Arc::new(event), marks: true }, Some(7), 1);
+        dues
+    }
+
+    #[test]
+    fn a_batch_has_marks_and_parked_events_together_while_no_commit_waits() {
+        let mut dues = acked_and_parked();
+        let batch = dues.begin(9).unwrap();
+        assert_eq!((batch.acked.len(), batch.parked.len(), batch.waiting.len()), (1, 1, 1));
+        assert!(batch.on_standbys && batch.xids == [7]);
+        assert_eq!((dues.finish(), dues.is_empty(), dues.parked_bytes), ([1, 0, 1], true, 0));
+    }
+
+    #[test]
+    fn while_commits_wait_an_event_is_parked_before_a_row_of_its_transaction_has_to_be_seen() {
+        let (mut dues, delivered) = (acked_and_parked(), Position::at(Lsn::new(60)));
+        // The rows are not seen: that batch is put off.
+        assert!(dues.begin(9).is_some());
+        dues.abandon();
+        dues.is_synchronous = true;
+        assert_eq!(dues.completed(delivered).end_lsn, Lsn::new(10));
+        let batch = dues.begin(9).unwrap();
+        assert_eq!((batch.parked.len(), batch.acked.len(), batch.waiting.len()), (1, 0, 0));
+        assert!(batch.xids.is_empty() && !batch.on_standbys, "it would wait for its own confirmation");
+        // A batch that failed is the same again.
+        dues.abandon();
+        assert_eq!(dues.begin(9), Some(batch));
+        assert_eq!((dues.finish(), dues.completed(delivered)), ([0, 0, 1], delivered));
+        // Both rows are marked once they are seen.
+        let batch = dues.begin(9).unwrap();
+        assert_eq!((batch.parked.len(), batch.acked.len(), batch.waiting.len(), batch.xids), (0, 1, 1, vec![7]));
+        assert_eq!((dues.finish(), dues.is_empty(), dues.written), ([1, 0, 0], true, 3));
+    }
+
+    #[test]
+    fn while_commits_wait_a_batch_has_parked_events_or_marks() {
+        let mut dues = acked_and_parked();
+        dues.is_synchronous = true;
+        dues.push(Position::at(Lsn::new(60)), WriteBack::Acked(RowId::new(0, std::iter::once(&[3][..]))), Some(8), 2);
+        for expected in [(1, 0), (0, 2)] {
+            let batch = dues.begin(9).unwrap();
+            assert_eq!((batch.parked.len(), batch.acked.len()), expected);
+            dues.finish();
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use futures_util::future::try_join_all;
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement, ToStatement};
 
@@ -33,7 +34,8 @@ const ROWS_PER_STATEMENT: usize = 2_000;
 const ATTEMPTS: u32 = 5;
 /// The lock timeout of [`Marker::impatient`].
 const MOMENT: Duration = Duration::from_millis(250);
-/// The pause before the next check whether rows are visible.
+/// How long [`Marker::sees`] waits, and the pause before its next look.
+const UNSEEN_MAX: Duration = Duration::from_millis(250);
 const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
 /// The pause after the first attempt, doubled after each further attempt.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -59,13 +61,15 @@ pub struct Batch {
     pub failed: Vec<(RowId, Failure)>,
     /// Events to park.
     pub parked: Vec<Arc<ParkedEvent>>,
+    /// Parked events whose rows are marked.
+    pub waiting: Vec<Arc<ParkedEvent>>,
     /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that it has no slot for.
     pub on_standbys: bool,
     /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
     /// Ids of events that are no longer parked.
     pub unparked: Vec<i64>,
-    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet.
+    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet: see [`Marker::sees`].
     pub xids: Vec<u32>,
 }
 
@@ -208,7 +212,6 @@ impl Marker {
             return Ok(0);
         }
         let mut open = self.open.lock().await;
-        self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
             let failed = match self.attempt(&mut open, &parts, batch).await {
@@ -227,29 +230,36 @@ impl Marker {
         }
     }
 
-    /// Waits until these transactions are visible, without a limit.
+    /// Whether other sessions see these transactions, for which it waits a moment.
     ///
     /// The slot delivers a commit as soon as it is in the WAL. Other sessions see it a little later, or much later where the commit
-    /// waits for a standby: until then there is no row to mark.
-    async fn until_visible(&self, open: &mut MutexGuard<'_, bool>, xids: &[u32]) -> Result<()> {
+    /// waits for a standby: until then there is no row to mark. The standby may be the relay, which has to write something
+    /// else first.
+    ///
+    /// # Errors
+    /// Those of the session.
+    pub async fn sees(&self, xids: &[u32]) -> Result<bool> {
         const DOING: &str = "looking whether others see the rows";
         const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
-        if !xids.is_empty() {
-            // A failed transaction refuses statements.
-            self.end_left_over(open).await?;
+        if xids.is_empty() {
+            return Ok(true);
         }
-        while !xids.is_empty() {
-            let answer = bounded(DOING, ANSWER_TIMEOUT, self.session.client().query_one(SQL, &[])).await;
+        let until = Instant::now() + UNSEEN_MAX;
+        let (_turn, client) = self.client().await?;
+        loop {
+            let answer = bounded(DOING, ANSWER_TIMEOUT, client.query_one(SQL, &[])).await;
             let text = answer?.try_get::<_, String>(0).map_err(|error| QueryError::of(DOING, &error))?;
             let snapshot = text.parse::<Snapshot>();
             let snapshot =
                 snapshot.map_err(|error| Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))?;
             if xids.iter().all(|xid| snapshot.sees(snapshot.widen(*xid))) {
-                break;
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
             }
             tokio::time::sleep(UNSEEN_PAUSE).await;
         }
-        Ok(())
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -362,7 +372,7 @@ impl Marker {
         let outcome = |row, failure, retry_in_ms| Outcome { row, failure: Some(failure), retry_in_ms };
         let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| outcome(row, failure, None)).collect();
         let parked =
-            batch.parked.iter().filter_map(|event| Some(outcome(&event.row, event.tried()?, event.retry_in_ms)));
+            batch.waiting.iter().filter_map(|event| Some(outcome(&event.row, event.tried()?, event.retry_in_ms)));
         let again = batch.failed_again.iter().map(|event| outcome(&event.row, &event.failure, event.retry_in_ms));
         let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();

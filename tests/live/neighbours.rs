@@ -111,7 +111,10 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
            return new; end $$;
          create trigger see after update on outbox for each row execute function see()",
     );
-    let mut relay = world.run().config_file(MARKED).start();
+    sql.run("alter table outbox add waits boolean");
+    let parks = world.run().config_file(MARKED).option("--on-error", "park");
+    let parks = parks.option("--set", "outbox.mark_failed=published_at = now()");
+    let mut relay = parks.option("--set", "outbox.mark_waiting=waits = true").start();
     relay.wait_ready();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
@@ -125,6 +128,20 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     eventually("rows are marked", ARRIVAL, unmarked, |rows| *rows == 0);
     assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
     assert_eq!(sql.text("select distinct settings from seen"), "off off local");
+    // Its commit waits until the second one is parked, and the mark of the first one waits for the commit.
+    let writer = std::thread::spawn({
+        let (url, kind) = (world.database_url.clone(), world.kind(0).to_owned());
+        move || {
+            let lost = "insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')";
+            Sql::connect(&url).run(&format!("begin; select emit('{kind}', 'a', 20); {lost}; commit"));
+        }
+    });
+    let marked = || sql.number("select count(*) from outbox where waits or published_at is not null");
+    let rows = 1 + 3 + 2;
+    eventually("both are written back", ARRIVAL, marked, |marked| *marked == rows);
+    writer.join().unwrap();
+    assert_eq!((unmarked(), world.number_parked(), relay.log().contains("stream_left")), (1, 1, false));
+    sql.run("delete from outbox where waits; delete from walrelay.parked");
 
     // Without Kafka it would hold up each commit.
     proxy.refuse();

@@ -221,6 +221,8 @@ fn a_visibility_check_stays_out_of_a_concurrent_mark_transaction() {
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     let xid = sql.number("select pg_current_xact_id()");
     holder.run("begin; select from outbox where id = 5 for update");
+    let open = u32::try_from(holder.number("select pg_current_xact_id()")).unwrap();
+    assert_eq!(runtime.block_on(marker.sees(&[open])), Ok(false), "it does not wait for long");
     let waited = || {
         sql.text(
             "select string_agg(xact_start::text, '') from pg_stat_activity where datname = current_database()
@@ -230,9 +232,11 @@ fn a_visibility_check_stays_out_of_a_concurrent_mark_transaction() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| runtime.block_on(marker.settle(&acked(&[row(0, "5")]))));
         let began = eventually("the marker waits", LIMIT, waited, |began| !began.is_empty());
-        let batch = Batch { xids: vec![u32::try_from(xid).unwrap()], ..acked(&[row(0, "6")]) };
-        let (marker, runtime) = (&marker, &runtime);
-        let second = scope.spawn(move || runtime.block_on(marker.settle(&batch)));
+        let (marker, runtime, xids) = (&marker, &runtime, [u32::try_from(xid).unwrap()]);
+        let second = scope.spawn(move || {
+            assert_eq!(runtime.block_on(marker.sees(&xids)), Ok(true));
+            runtime.block_on(marker.settle(&acked(&[row(0, "6")])))
+        });
         // The first transaction of the first call failed, for the lock.
         eventually("it tries again", LIMIT, waited, |again| !again.is_empty() && *again != began);
         holder.run("commit");
