@@ -29,7 +29,7 @@ use crate::source::preflight::{Facts, inspect, judge};
 use crate::source::row_key;
 use crate::suggest::ordering;
 use crate::upkeep::parked::none_left_behind;
-use crate::upkeep::{Marker, Parking, writer};
+use crate::upkeep::{DatabaseIdentity, Marker, Parking, writer};
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
@@ -159,7 +159,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::with(config, parking).await?;
+    Marker::with(config, parking, &DatabaseIdentity::of(session.client()).await?).await?;
     none_left_behind(session.client(), config).await
 }
 

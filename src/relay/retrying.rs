@@ -34,7 +34,7 @@ use crate::sink::Sink;
 use crate::state::Stored;
 use crate::telemetry::Metrics;
 use crate::upkeep::parked::{AggregateHead, BEHIND, DROPPED_NAMED_MAX, Limit, ParkedEvent, ParkedRef, ParkedRow};
-use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
+use crate::upkeep::{Batch, DatabaseIdentity, FailedAgain, Failure, Marker};
 
 /// How often the table is asked which events are due, while any are parked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -88,12 +88,19 @@ struct Summary {
 }
 
 impl Retrying {
-    /// `beside`, where the loop has a watchdog.
-    pub(super) fn new(config: &Config, known: &Known, metrics: &Metrics, beside: Option<StallGuard>) -> Retrying {
+    /// In `database`, where rows are written; `beside`, where the loop has a watchdog.
+    pub(super) fn new(
+        config: &Config,
+        known: &Known,
+        database: Option<DatabaseIdentity>,
+        metrics: &Metrics,
+        beside: Option<StallGuard>,
+    ) -> Retrying {
         let now = Instant::now();
         let shared = Shared {
             config: config.clone(),
             known: Arc::clone(known),
+            database,
             metrics: metrics.clone(),
             beside,
             session: Mutex::default(),
@@ -211,6 +218,7 @@ impl Retrying {
 struct Shared {
     config: Config,
     known: Known,
+    database: Option<DatabaseIdentity>,
     metrics: Metrics,
     beside: Option<StallGuard>,
     session: Mutex<Option<Marker>>,
@@ -220,11 +228,13 @@ struct Shared {
 
 impl Shared {
     async fn pass(&self, summary: &mut Summary, reloads: bool, to: UnboundedSender<RetryReport>) -> Result<()> {
-        let Some(stored) = self.known.stored.borrow().clone() else { return Ok(()) };
+        let (Some(stored), Some(database)) = (self.known.stored.borrow().clone(), &self.database) else {
+            return Ok(());
+        };
         let mut session = self.session.lock().await;
         let marker = match session.take().filter(|marker| !marker.is_closed()) {
             Some(marker) => marker,
-            None => match Marker::impatient(&self.config).await? {
+            None => match Marker::impatient(&self.config, database).await? {
                 Some(marker) => marker,
                 None => return Ok(()),
             },
@@ -659,7 +669,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_retry_that_is_not_acked_holds_up_a_stop_for_a_second_at_most() {
-        let mut retrying = Retrying::new(&config("stop"), &Known::default(), &Metrics::new(), None);
+        let mut retrying = Retrying::new(&config("stop"), &Known::default(), None, &Metrics::new(), None);
         let (to, reports) = unbounded_channel();
         let pass = async move {
             let _to: UnboundedSender<RetryReport> = to;

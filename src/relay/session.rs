@@ -37,7 +37,7 @@ use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::parked::{ParkedRef, none_left_behind};
-use crate::upkeep::{Marker, owners};
+use crate::upkeep::{DatabaseIdentity, Marker, owners};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -98,8 +98,9 @@ impl Session {
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
+        let database = DatabaseIdentity::of(sql.client()).await?;
         let control = Control::start(sql, config);
-        let marker = Marker::of(config).await?;
+        let marker = Marker::of(config, &database).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let (server, history) = identify(&mut wal).await?;
         let walsender_pid = wal.backend_pid().await?;
@@ -232,6 +233,8 @@ impl Owned<'_> {
 pub(super) struct Lease {
     /// The lease ends with this session.
     pub(super) control: Control,
+    /// The database of that session.
+    pub(super) database: DatabaseIdentity,
     pub(super) store: AnyStore,
     /// The stored position, with the server, publication and tables as they are now.
     pub(super) stored: Stored,
@@ -270,6 +273,7 @@ impl Lease {
             tell_missing_indexes(sql.client(), config, warn).await;
         }
         let notified = sql.notified();
+        let database = DatabaseIdentity::of(sql.client()).await?;
         let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
@@ -287,7 +291,7 @@ impl Lease {
             TableReason::Asked(rows) => (TableTask::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
             TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
         };
-        Ok(Lease { control, store, stored, task, notified, facts, sink })
+        Ok(Lease { control, database, store, stored, task, notified, facts, sink })
     }
 
     /// This process had published up to `position` when its stream ended, which is more than is stored.

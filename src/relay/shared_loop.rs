@@ -38,8 +38,8 @@ use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, WAL_NOT_SENT_FIX, stalled_fix};
 use crate::telemetry::{Flow, NotReady, Side, Telemetry};
-use crate::upkeep::Marker;
 use crate::upkeep::parked::CLASSES;
+use crate::upkeep::{DatabaseIdentity, Marker};
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -138,13 +138,14 @@ impl<'a> SharedLoop<'a> {
         let Process { config, telemetry, watchdog, .. } = process;
         publisher.batches.tell(telemetry.spans.as_ref());
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
+        let database = marker.as_ref().map(|marker| marker.database.clone());
         SharedLoop {
             control: fused(control.closed()),
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
             marker,
             writing_back: Fuse::terminated(),
             refused_writes: RefusedWrites::new(),
-            retrying: Retrying::new(config, known, &telemetry.metrics, Some(watchdog.beside())),
+            retrying: Retrying::new(config, known, database, &telemetry.metrics, Some(watchdog.beside())),
             leaving: None,
             stop_heard: false,
             counts: publisher.counts(),
@@ -273,7 +274,7 @@ impl<'a> SharedLoop<'a> {
         self.writing_back = fused(async move {
             failpoint::reached("marking");
             if let Some(config) = opens {
-                marker = reopened(&config).await?;
+                marker = reopened(&config, &marker.database).await?;
             }
             let is_seen = marker.sees(&batch.xids).await?;
             if is_seen {
@@ -354,13 +355,13 @@ impl<'a> SharedLoop<'a> {
     }
 }
 
-/// A new session for write-backs, after one that could write.
-async fn reopened(config: &Config) -> Result<Arc<Marker>> {
+/// A new session for write-backs, in this database, after one that could write.
+async fn reopened(config: &Config, database: &DatabaseIdentity) -> Result<Arc<Marker>> {
     let refused = |error: Error| match error.kind().disposition() {
         Disposition::Halt => error.with_kind(Kind::PostgresUnwritable),
         Disposition::Retry | Disposition::RetryThenGiveUp | Disposition::GiveUp => error,
     };
-    let marker = Marker::of(config).await.map_err(refused)?;
+    let marker = Marker::of(config, database).await.map_err(refused)?;
     marker.map(Arc::new).ok_or_else(|| Error::new(Kind::Bug, "write-backs are due, and none are configured"))
 }
 

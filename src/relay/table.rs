@@ -76,7 +76,7 @@ pub(super) async fn run(
     process: Process<'_>,
 ) -> (Option<AnySink>, bool, Result<Ended>) {
     let Process { config, telemetry, watchdog, stop } = process.clone();
-    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
+    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease)).await {
         Ok(opened) => opened,
         Err(error) => return (Some(sink), false, Err(error)),
     };
@@ -97,7 +97,7 @@ pub(super) async fn run(
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
-    let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
+    let Lease { control, database: _, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().chain(publisher.write_backs.rows().cloned()).collect();
     let mut reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
     reading.published = found;
@@ -134,7 +134,8 @@ struct Opened<'c> {
     tables: Vec<OutboxTable<'c>>,
 }
 
-async fn open<'c>(config: &'c Config, task: &TableTask) -> Result<Opened<'c>> {
+async fn open<'c>(config: &'c Config, lease: &Lease) -> Result<Opened<'c>> {
+    let Lease { task, database, .. } = lease;
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     let mut tables = Vec::new();
@@ -151,7 +152,7 @@ async fn open<'c>(config: &'c Config, task: &TableTask) -> Result<Opened<'c>> {
         tables.push(OutboxTable { number, outbox, facts });
     }
     // Behind the tables, so that a setting Postgres does not take is named.
-    let marker = Marker::of(config).await?;
+    let marker = Marker::of(config, database).await?;
     none_left_behind(reader.client(), config).await?;
     // The order in which they are read, whatever the configuration's is next time.
     tables.sort_by_key(|table| table.facts.oid);

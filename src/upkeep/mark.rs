@@ -26,7 +26,7 @@ use crate::upkeep::parked::{
     Parking,
 };
 use crate::upkeep::writer::{Writer, Written, writer};
-use crate::upkeep::{ANSWER_TIMEOUT, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, DatabaseIdentity, bound, connect_at};
 
 /// Rows of one statement, which takes a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -44,6 +44,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Marker {
     session: SqlSession,
+    /// The database of the session, and of each one that is opened in its stead.
+    pub(crate) database: DatabaseIdentity,
     /// By the outbox's index; none for an outbox without writes.
     writers: Vec<Option<Writer>>,
     parked: Option<ParkedTable>,
@@ -131,25 +133,26 @@ struct Outcome<'a> {
 }
 
 impl Marker {
-    /// Opens a marker for the outboxes of this configuration; see [`Marker::connect`].
-    pub async fn of(config: &Config) -> Result<Option<Marker>> {
-        Marker::with(config, Parking::of(config)).await
+    /// Opens a marker in this database for the outboxes of this configuration; see [`Marker::connect`].
+    pub(crate) async fn of(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
+        Marker::with(config, Parking::of(config), identity).await
     }
 
     /// As [`Marker::of`], with another parking.
-    pub(crate) async fn with(config: &Config, parking: Parking) -> Result<Option<Marker>> {
+    pub(crate) async fn with(config: &Config, parking: Parking, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
         let Config { source, outboxes, .. } = config;
         if !writes_any(outboxes, parking) {
             return Ok(None);
         }
-        let session = super::connect(source, &session_name(&source.slot)).await?;
-        Marker::open(session, &source.slot, outboxes, parking).await.map(Some)
+        let database = source.upkeep.as_ref().unwrap_or(&source.database);
+        let session = connect_at(database, &session_name(&source.slot), identity).await?;
+        Marker::open(session, identity.clone(), &source.slot, outboxes, parking).await.map(Some)
     }
 
     /// As [`Marker::of`], for a caller with other rows to write: the lock timeout is short, and there is one attempt.
-    pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
+    pub(crate) async fn impatient(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
-        let Some(marker) = Marker::of(config).await? else { return Ok(None) };
+        let Some(marker) = Marker::of(config, identity).await? else { return Ok(None) };
         let name = quote_literal(&format!("walrelay {} retries", config.source.slot))?;
         let bound = format!("set application_name = {name}; set lock_timeout = {}", MOMENT.as_millis());
         bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
@@ -175,10 +178,17 @@ impl Marker {
             return Ok(None);
         }
         let session = SqlSession::connect(database, &session_name(slot)).await?;
-        Marker::open(session, slot, outboxes, parking).await.map(Some)
+        let identity = DatabaseIdentity::of(session.client()).await?;
+        Marker::open(session, identity, slot, outboxes, parking).await.map(Some)
     }
 
-    async fn open(session: SqlSession, slot: &SlotName, outboxes: &[OutboxConfig], parking: Parking) -> Result<Marker> {
+    async fn open(
+        session: SqlSession,
+        database: DatabaseIdentity,
+        slot: &SlotName,
+        outboxes: &[OutboxConfig],
+        parking: Parking,
+    ) -> Result<Marker> {
         let client = session.client();
         bound(client).await?;
         let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
@@ -189,7 +199,7 @@ impl Marker {
                 None => None,
             });
         }
-        Ok(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) })
+        Ok(Marker { session, database, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) })
     }
 
     /// Marks or deletes these rows, in one transaction, and returns the number of written rows.

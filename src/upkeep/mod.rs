@@ -45,20 +45,34 @@ pub(crate) async fn connect(source: &SourceConfig, name: &str) -> Result<SqlSess
 
 pub(crate) async fn connect_as(database: &ConnInfo, upkeep: Option<&ConnInfo>, name: &str) -> Result<SqlSession> {
     let Some(upkeep) = upkeep else { return SqlSession::connect(database, name).await };
-    let (session, own) = (SqlSession::connect(upkeep, name).await?, SqlSession::connect(database, name).await?);
-    if place(session.client()).await? == place(own.client()).await? {
-        return Ok(session);
-    }
-    let cause = "upkeep.database and database.url lead to two servers or databases: no row is written";
-    Err(Error::new(Kind::PostgresUnreachable, cause)
-        .remedy("name the same hosts and the same database in both, with target_session_attrs=read-write"))
+    let own = SqlSession::connect(database, name).await?;
+    connect_at(upkeep, name, &DatabaseIdentity::of(own.client()).await?).await
 }
 
-/// Names the database and the server, by its start.
-async fn place(client: &Client) -> Result<Option<String>> {
-    const SQL: &str =
-        "select pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), pg_catalog.current_database())";
-    Ok(one_text(client, "asking which server this is", SQL, &[]).await?)
+/// Opens a session for writes to rows, which are those of this database.
+async fn connect_at(database: &ConnInfo, name: &str, identity: &DatabaseIdentity) -> Result<SqlSession> {
+    let session = SqlSession::connect(database, name).await?;
+    if DatabaseIdentity::of(session.client()).await? == *identity {
+        return Ok(session);
+    }
+    let cause =
+        "the session that writes to rows and that of the relay lead to two servers or databases: no row is written";
+    Err(Error::new(Kind::PostgresUnreachable, cause).remedy(
+        "name the same hosts and the same database in database.url and upkeep.database, with \
+         target_session_attrs=read-write",
+    ))
+}
+
+/// The name of a session's database, and the start of its server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DatabaseIdentity(Option<String>);
+
+impl DatabaseIdentity {
+    pub(crate) async fn of(client: &Client) -> Result<DatabaseIdentity> {
+        const SQL: &str =
+            "select pg_catalog.concat_ws(' ', pg_catalog.pg_postmaster_start_time(), pg_catalog.current_database())";
+        Ok(DatabaseIdentity(one_text(client, "asking which server this is", SQL, &[]).await?))
+    }
 }
 
 /// Sets lock and statement timeouts, so that upkeep neither waits long for other sessions nor blocks them for long.
