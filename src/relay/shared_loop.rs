@@ -93,13 +93,19 @@ pub(super) struct Leaving {
     pub(super) with: Result<Ended>,
 }
 
+/// The end of a batch of write-backs.
+pub(super) struct BatchEnd {
+    marker: Arc<Marker>,
+    /// Whether it is written: other sessions may not see the rows yet.
+    is_written: bool,
+}
+
 /// An input that does not depend on the source.
 pub(super) enum SharedInput {
     Stop,
     Clock,
     Deliveries,
-    /// The session of a batch of write-backs, and whether it wrote them: other sessions may not see the rows yet.
-    WrittenBack(Result<(Arc<Marker>, bool)>),
+    WrittenBack(Result<BatchEnd>),
     Retried(RetryReport),
     Control(sql::Ended),
     /// Whether Kafka answers; an error where the producer will deliver nothing any more.
@@ -112,7 +118,7 @@ pub(super) struct SharedLoop<'a> {
     pub(super) control: Fuse<Job<sql::Ended>>,
     kafka: KafkaWatch,
     marker: Option<Arc<Marker>>,
-    writing_back: Fuse<Job<Result<(Arc<Marker>, bool)>>>,
+    writing_back: Fuse<Job<Result<BatchEnd>>>,
     pub(super) refused_writes: RefusedWrites,
     pub(super) retrying: Retrying,
     pub(super) leaving: Option<Leaving>,
@@ -190,11 +196,11 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Clock => {}
             SharedInput::Deliveries => publisher.delivered()?,
             // The next batch may have events to park, which those rows wait for.
-            SharedInput::WrittenBack(Ok((marker, false))) => {
+            SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: false })) => {
                 self.marker = Some(marker);
                 publisher.write_backs.abandon();
             }
-            SharedInput::WrittenBack(Ok((marker, true))) => {
+            SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: true })) => {
                 self.marker = Some(marker);
                 telemetry.metrics.written_back(publisher.write_backs.finish());
                 self.refused_writes.are_over(config, telemetry);
@@ -276,11 +282,11 @@ impl<'a> SharedLoop<'a> {
             if let Some(config) = opens {
                 marker = reopened(&config, &marker.database).await?;
             }
-            let is_seen = marker.sees(&batch.xids).await?;
-            if is_seen {
+            let is_written = marker.sees(&batch.xids).await?;
+            if is_written {
                 marker.settle(&batch).await?;
             }
-            Ok((marker, is_seen))
+            Ok(BatchEnd { marker, is_written })
         });
     }
 
