@@ -75,7 +75,7 @@ pub struct Cli {
 const GROUPS: [(&str, &str); 7] = [
     ("Configuration", "config set"),
     ("Connections", "database-url brokers"),
-    ("Outbox and slot", "slot all-slots publication table mode backlog adopt-slot"),
+    ("Outbox and slot", "slot publication table mode backlog adopt-slot"),
     ("Delivery", "sink on-error guarantee state-store shutdown-timeout"),
     ("Lost slots and WAL", "on-slot-loss max-retained-bytes over-budget"),
     ("Selection", "id aggregate class topic type outbox since until older-than where all"),
