@@ -404,14 +404,18 @@ impl HeldCommits {
         now.saturating_duration_since(*self.since.get_or_insert(now)) >= HELD_MAX
     }
 
-    /// The reason to leave the stream.
-    pub(super) fn error() -> Error {
+    /// The reason to leave the stream. `all_acked` says that Kafka owes nothing.
+    pub(super) fn error(all_acked: bool) -> Error {
+        let (kind, missing) = match all_acked {
+            true => (Kind::PostgresUnreachable, "nothing that was acked was parked or stored"),
+            false => (Kind::KafkaUnreachable, "no event was acked"),
+        };
+        let seconds = HELD_MAX.as_secs();
         let cause = format!(
-            "Postgres counts this relay as a synchronous standby, and no event was acked for {} s: leaving the stream, so \
-             that no commit waits for it",
-            HELD_MAX.as_secs()
+            "Postgres counts this relay as a synchronous standby, and for {seconds} s {missing}: leaving the stream, so that \
+             commits wait for other standbys alone"
         );
-        Error::new(Kind::KafkaUnreachable, cause)
+        Error::new(kind, cause)
     }
 }
 
@@ -429,6 +433,8 @@ mod tests {
         assert!((30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))), "none waits any more");
         let late = |held: &mut HeldCommits, second| held.is_too_long(true, 19, lsn(29), at(second));
         assert!(!late(&mut held, 40) && !late(&mut held, 42) && late(&mut held, 43));
+        assert_eq!(HeldCommits::error(false).kind(), Kind::KafkaUnreachable);
+        assert_eq!(HeldCommits::error(true).kind(), Kind::PostgresUnreachable, "the producer stays");
     }
 
     #[test]

@@ -71,13 +71,19 @@ impl Setup {
     /// What to do about an event that `error` keeps from its topic, after what the configuration says was done with it.
     fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
         let of_command = |name| NextCommand::new(name).option("slot", &self.slot).option("id", typed(id.row.id()));
-        let has_table = self.outboxes.get(id.row.outbox).is_some_and(|outbox| outbox.source.table().is_some());
+        let outbox = self.outboxes.get(id.row.outbox);
+        // The row of an event that is given up is deleted, too, unless it is marked.
+        let deletes = |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
+        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some()) && outbox.filter(deletes).is_none();
         let then = match self.delivery.on_error {
             OnError::Park => Remedy::from("then have the event tried again: ").and(of_command("parked retry")),
-            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_table => {
+            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
                 Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
             }
-            OnError::DeadLetter | OnError::Skip | OnError::Stop => Remedy::from("then emit the message again"),
+            OnError::DeadLetter => Remedy::from(
+                "then produce the dead letter to its topic with a tool of Kafka: see docs/how-to/handle-undelivered-events.md",
+            ),
+            OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
         };
         let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
         Some(Remedy::joined([cause, then]).to_string())

@@ -78,7 +78,8 @@ pub(super) async fn run(
         pipeline,
         session,
     };
-    this.set_synchronous(false);
+    // What the session before knew counts until the first measurement.
+    this.set_synchronous(this.pipeline.is_synchronous());
     // It was altered while no relay looked.
     if this.session.fingerprints.iter().any(|now| now.publication_version() != Some(this.known_version())) {
         this.jobs.look_soon();
@@ -339,7 +340,7 @@ impl ReplicationLoop<'_> {
         let answered = match done {
             Done::Stored(store, position, result) => return self.stored(store, position, result).await,
             Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store),
-            Done::Measured(result) => result.map(|measured| self.measured(&measured)),
+            Done::Measured(result) => result.and_then(|measured| self.measured(&measured)),
             Done::Kept(result, outbox) => result.map(|found| self.looked_for_row(found, outbox)),
             Done::Paired(result) => result.map(|taken| self.paired(taken)),
             Done::Pending(Ok((rows, lsn)), settled) => {
@@ -519,7 +520,7 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    fn measured(&mut self, measured: &WalPosition) {
+    fn measured(&mut self, measured: &WalPosition) -> Result<()> {
         self.statistics.server_wal_end = self.statistics.server_wal_end.max(measured.wal_end);
         let received = self.session.stream.wal.received();
         if self.statistics.unsent.as_ref().is_none_or(|unsent| unsent.end <= received) {
@@ -529,11 +530,12 @@ impl ReplicationLoop<'_> {
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
         }
-        self.judge_synchronous(&measured.synchronous);
+        self.judge_synchronous(&measured.synchronous)?;
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
             self.shared.process.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
         }
         self.begin_kept();
+        Ok(())
     }
 
     /// Takes in messages that were read before the connection failed: the server may have sent the reason.
@@ -572,10 +574,13 @@ impl ReplicationLoop<'_> {
     }
 
     /// Says whether commits of all sessions wait for this relay. If so, it confirms as soon as it can.
-    fn judge_synchronous(&mut self, found: &Synchronous) {
+    /// Errors: what is being written may wait for this relay, or for a session that does. The next session begins anew.
+    fn judge_synchronous(&mut self, found: &Synchronous) -> Result<()> {
         let is_synchronous = found.counts_relay();
+        let reason = is_synchronous.then(|| found.remedy());
+        self.shared.process.telemetry.health.synchronous_standby(reason);
         if is_synchronous == self.pipeline.is_synchronous() {
-            return;
+            return Ok(());
         }
         self.set_synchronous(is_synchronous);
         let slot = &self.shared.process.config.source.slot;
@@ -587,8 +592,11 @@ impl ReplicationLoop<'_> {
         } else {
             tracing::info!(event = "synchronous_standby_ended", %slot, "commits wait for this relay no longer");
         }
-        let reason = is_synchronous.then(|| found.remedy());
-        self.shared.process.telemetry.health.synchronous_standby(reason);
+        if is_synchronous && self.pipeline.publisher.write_backs.is_in_progress() {
+            let what = "commits wait for this relay since it began to write to rows: beginning with other sessions";
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        Ok(())
     }
 
     fn set_synchronous(&mut self, is_synchronous: bool) {
@@ -602,8 +610,9 @@ impl ReplicationLoop<'_> {
         let acked = self.pipeline.publisher.counts().acked;
         let (holds, confirmed) = (self.pipeline.holds_up_commits(), self.pipeline.confirmable());
         if self.shared.leaving.is_none() && self.held_commits.is_too_long(holds, acked, confirmed, now) {
-            let (slot, error) = (&self.shared.process.config.source.slot, HeldCommits::error());
-            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream until Kafka answers");
+            let error = HeldCommits::error(self.pipeline.publisher.is_drained());
+            let slot = &self.shared.process.config.source.slot;
+            tracing::error!(event = "stream_left", %slot, %error, "leaving the stream, and trying again");
             return Err(error);
         }
         Ok(())

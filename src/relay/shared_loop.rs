@@ -199,6 +199,10 @@ impl<'a> SharedLoop<'a> {
             SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: false })) => {
                 self.marker = Some(marker);
                 publisher.write_backs.abandon();
+                if self.refused_writes.gives_way {
+                    let what = "other sessions do not see rows of published events yet, which are to be marked";
+                    return Err(Error::new(Kind::PostgresUnreachable, what));
+                }
             }
             SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: true })) => {
                 self.marker = Some(marker);

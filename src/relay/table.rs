@@ -91,6 +91,8 @@ pub(super) async fn run(
         (std::mem::take(&mut left.write_backs), std::mem::take(&mut left.found))
     };
     publisher.write_backs = write_backs.behind(Position::default());
+    // No commit waits for a session at the table.
+    publisher.write_backs.is_synchronous = false;
     publisher.begin_look();
     publisher.parking.begin(waiting);
     if !matches!(lease.task, TableTask::Poll(_)) {

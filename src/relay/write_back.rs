@@ -20,8 +20,6 @@ pub(super) enum WriteBack {
     Failed(RowId, Failure),
     /// Its event is written to `walrelay.parked`; the row is marked as well if `marks`.
     Parked { event: Arc<ParkedEvent>, marks: bool },
-    /// Its event is in `walrelay.parked`: the row is marked.
-    Waiting(Arc<ParkedEvent>),
 }
 
 #[derive(Debug)]
@@ -34,16 +32,19 @@ struct Due {
     committed_at_us: i64,
 }
 
-/// The write-backs of delivered events, in the order of the events. One batch is written at a time.
+/// The write-backs of delivered events, in the order of the events. One batch is written at a time: events to park, and
+/// behind them marks.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBacks {
-    queue: VecDeque<Due>,
-    /// How many of the first are being written.
-    in_progress: usize,
+    parks: VecDeque<Due>,
+    marks: VecDeque<Due>,
+    /// How many of the first of both are being written.
+    parks_in_progress: usize,
+    marks_in_progress: usize,
     /// Whether Postgres refuses to write any.
     pub(super) refused: bool,
     /// Whether commits of other sessions wait for the position: then it does not wait for their rows, which nobody sees
-    /// before. Events to park it does wait for.
+    /// before. Events to park it does wait for, so these wait for no row.
     pub(super) is_synchronous: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
     pub(super) parked_bytes: usize,
@@ -53,11 +54,15 @@ pub(crate) struct WriteBacks {
 
 impl WriteBacks {
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        self.parks.len() + self.marks.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len() == 0
+    }
+
+    pub(super) fn is_in_progress(&self) -> bool {
+        self.parks_in_progress + self.marks_in_progress > 0
     }
 
     /// An event is parked, and will be pushed once all before it are delivered.
@@ -67,7 +72,11 @@ impl WriteBacks {
 
     /// An event is delivered, and all events up to `before`, which are all before it, are.
     pub(super) fn push(&mut self, before: Position, write_back: WriteBack, xid: Option<u32>, committed_at_us: i64) {
-        self.queue.push_back(Due { before, write_back, xid, committed_at_us });
+        let queue = match &write_back {
+            WriteBack::Parked { .. } => &mut self.parks,
+            WriteBack::Acked(_) | WriteBack::Failed(..) => &mut self.marks,
+        };
+        queue.push_back(Due { before, write_back, xid, committed_at_us });
     }
 
     /// Those that an earlier publisher left, for one that begins at `start`, where the position stays until they are
@@ -75,58 +84,59 @@ impl WriteBacks {
     pub(super) fn behind(mut self, start: Position) -> WriteBacks {
         self.abandon();
         self.written = 0;
-        self.queue.iter_mut().for_each(|due| due.before = start);
+        self.parks.iter_mut().chain(&mut self.marks).for_each(|due| due.before = start);
         self.parked_bytes = self.parked().map(ParkedEvent::bytes).sum();
         self
     }
 
     /// The rows of all events that are not written back.
     pub(super) fn rows(&self) -> impl Iterator<Item = &RowId> {
-        self.queue.iter().map(|due| match &due.write_back {
+        self.parks.iter().chain(&self.marks).map(|due| match &due.write_back {
             WriteBack::Acked(row) | WriteBack::Failed(row, _) => row,
-            WriteBack::Parked { event, .. } | WriteBack::Waiting(event) => &event.row,
+            WriteBack::Parked { event, .. } => &event.row,
         })
+    }
+
+    fn oldest(&self) -> impl Iterator<Item = &Due> {
+        self.parks.front().into_iter().chain(self.marks.front())
     }
 
     /// The commit time of the oldest event that is not written back, in microseconds since the Unix epoch.
     pub(super) fn oldest_commit_us(&self) -> Option<i64> {
-        self.queue.front().map(|due| due.committed_at_us)
+        self.oldest().map(|due| due.committed_at_us).min()
     }
 
     /// Up to where every event is delivered, which it is up to `delivered`, and written back.
     pub(super) fn completed(&self, delivered: Position) -> Position {
-        let first = match self.is_synchronous {
-            true if self.parked_bytes == 0 => None,
-            true => self.queue.iter().find(|due| due.write_back.parked().is_some()),
-            false => self.queue.front(),
-        };
-        first.map_or(delivered, |first| first.before)
+        let counts = |due: &&Due| !self.is_synchronous || due.write_back.parked().is_some();
+        let earlier = |one: Position, other: Position| if one.is_at_or_after(&other) { other } else { one };
+        self.oldest().filter(counts).map(|due| due.before).reduce(earlier).unwrap_or(delivered)
     }
 
     /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they are refused.
+    ///
+    /// While commits wait, events are parked alone: other sessions see their rows once the position is confirmed. The next
+    /// try of such an event marks its row.
     pub(super) fn begin(&mut self, max: usize) -> Option<Batch> {
-        if self.in_progress > 0 || self.refused || self.queue.is_empty() {
+        if self.is_in_progress() || self.refused || self.is_empty() {
             return None;
         }
-        let parks_alone = self.is_synchronous && self.parked_bytes > 0 && self.parked().next().is_some();
-        if parks_alone {
-            self.park_first();
-        }
-        let is_alike = |due: &&Due| !parks_alone || due.write_back.parked().is_some();
-        self.in_progress = self.queue.iter().take(max).take_while(is_alike).count();
+        self.parks_in_progress = self.parks.len().min(max);
+        let parks_alone = self.is_synchronous && self.parks_in_progress > 0;
+        self.marks_in_progress = if parks_alone { 0 } else { self.marks.len().min(max - self.parks_in_progress) };
         let mut batch = Batch::default();
-        for Due { write_back, xid, .. } in self.queue.iter().take(self.in_progress) {
+        let parks = self.parks.iter().take(self.parks_in_progress);
+        for Due { write_back, xid, .. } in parks.chain(self.marks.iter().take(self.marks_in_progress)) {
             match write_back {
                 WriteBack::Acked(row) => batch.acked.push(row.clone()),
                 WriteBack::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
                 WriteBack::Parked { event, marks } => {
                     batch.parked.push(Arc::clone(event));
-                    if !marks {
+                    if !marks || parks_alone {
                         continue;
                     }
                     batch.waiting.push(Arc::clone(event));
                 }
-                WriteBack::Waiting(event) => batch.waiting.push(Arc::clone(event)),
             }
             batch.xids.extend(xid);
         }
@@ -136,54 +146,41 @@ impl WriteBacks {
         Some(batch)
     }
 
-    /// Brings the events to park to the front, and marks their rows behind all others. Other sessions see a row once the
-    /// position is confirmed, and the position waits for events to park: these wait for no row.
-    fn park_first(&mut self) {
-        let mut marks = Vec::new();
-        for Due { before, write_back, xid, committed_at_us } in &mut self.queue {
-            if let WriteBack::Parked { event, marks: is_marked } = write_back
-                && std::mem::take(is_marked)
-            {
-                let write_back = WriteBack::Waiting(Arc::clone(event));
-                marks.push(Due { before: *before, write_back, xid: *xid, committed_at_us: *committed_at_us });
-            }
-        }
-        self.queue.extend(marks);
-        self.queue.make_contiguous().sort_by_key(|due| due.write_back.parked().is_none());
-    }
-
     /// The batch in progress is written, and durable. Gives how many of its events were acked, failed and were parked.
     pub(super) fn finish(&mut self) -> [u64; 3] {
-        self.written += self.in_progress as u64;
         let [mut acked, mut failed, mut parked] = [0; 3];
-        for Due { write_back, .. } in self.queue.drain(..self.in_progress) {
+        let parks = self.parks.drain(..self.parks_in_progress);
+        for Due { write_back, .. } in parks.chain(self.marks.drain(..self.marks_in_progress)) {
             match write_back {
                 WriteBack::Acked(_) => acked += 1,
                 WriteBack::Failed(..) => failed += 1,
-                WriteBack::Waiting(_) => {}
                 WriteBack::Parked { event, .. } => {
                     parked += 1;
                     self.parked_bytes -= event.bytes();
                 }
             }
         }
-        self.in_progress = 0;
+        self.abandon();
+        self.written += acked + failed + parked;
         [acked, failed, parked]
     }
 
     /// The batch in progress was not written, or that is not known: its rows are in the next one, too.
     pub(super) fn abandon(&mut self) {
-        (self.in_progress, self.refused) = (0, false);
+        self.parks_in_progress = 0;
+        self.marks_in_progress = 0;
+        self.refused = false;
     }
 
     /// Postgres refuses the batch in progress for good: none is begun until [`WriteBacks::abandon`].
     pub(super) fn refuse(&mut self) {
-        (self.in_progress, self.refused) = (0, true);
+        self.abandon();
+        self.refused = true;
     }
 
     /// Events that are to be written to `walrelay.parked`.
     pub(super) fn parked(&self) -> impl Iterator<Item = &ParkedEvent> {
-        self.queue.iter().filter_map(|due| due.write_back.parked())
+        self.parks.iter().filter_map(|due| due.write_back.parked())
     }
 }
 
@@ -192,7 +189,7 @@ impl WriteBack {
     pub(super) fn parked(&self) -> Option<&ParkedEvent> {
         match self {
             WriteBack::Parked { event, .. } => Some(event),
-            WriteBack::Acked(_) | WriteBack::Failed(..) | WriteBack::Waiting(_) => None,
+            WriteBack::Acked(_) | WriteBack::Failed(..) => None,
         }
     }
 }
@@ -333,6 +330,7 @@ mod tests {
     #[test]
     fn a_batch_has_marks_and_parked_events_together_while_no_commit_waits() {
         let mut dues = acked_and_parked();
+        assert_eq!(dues.completed(Position::at(Lsn::new(60))).delivered_of(Lsn::new(50)), 0, "nothing is written");
         let batch = dues.begin(9).unwrap();
         assert_eq!((batch.acked.len(), batch.parked.len(), batch.waiting.len()), (1, 1, 1));
         assert!(batch.on_standbys && batch.xids == [7]);
@@ -354,10 +352,10 @@ mod tests {
         dues.abandon();
         assert_eq!(dues.begin(9), Some(batch));
         assert_eq!((dues.finish(), dues.completed(delivered)), ([0, 0, 1], delivered));
-        // Both rows are marked once they are seen.
+        // The other row is marked once it is seen; that of the parked event at its next try.
         let batch = dues.begin(9).unwrap();
-        assert_eq!((batch.parked.len(), batch.acked.len(), batch.waiting.len(), batch.xids), (0, 1, 1, vec![7]));
-        assert_eq!((dues.finish(), dues.is_empty(), dues.written), ([1, 0, 0], true, 3));
+        assert_eq!((batch.parked.len(), batch.acked.len(), batch.waiting.len(), batch.xids), (0, 1, 0, vec![7]));
+        assert_eq!((dues.finish(), dues.is_empty(), dues.written), ([1, 0, 0], true, 2));
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
             )),
             None => changed(now, format!("publication {publication} was dropped")).remedy(format!(
                 "create publication {sql_publication} for table {table} with (publish = 'insert', \
-                 publish_via_partition_root = true). {}. {NEW_SLOT}",
+                 publish_via_partition_root = true). With several outboxes, name the table of each. {}. {NEW_SLOT}",
                 missing(table)
             )),
         });

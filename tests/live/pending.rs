@@ -119,11 +119,11 @@ fn pending_events_are_counted_and_printed_and_a_later_relay_delivers_them() {
     let amount = || told(&pending(&world).output().stderr);
     assert!(!amount().contains("WAL to read"), "{}", amount());
     sql.run("select pg_logical_emit_message(false, 'filling', repeat('x', 1000000)) from generate_series(1, 40)");
-    assert!(
-        amount().contains("the slot has 3") && amount().contains("MiB of WAL to read, of all tables"),
-        "{}",
-        amount()
-    );
+    let told = amount();
+    let mib =
+        told.split_once("the slot has ").and_then(|(_, rest)| rest.split_once(" MiB of WAL to read, of all tables"));
+    let mib: f64 = mib.and_then(|(mib, _)| mib.parse().ok()).unwrap_or_else(|| panic!("{told}"));
+    assert!(mib >= 30.0, "{told}");
 }
 
 #[test]

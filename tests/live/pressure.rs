@@ -11,7 +11,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// Long enough for a relay that has to wait for a core, and no longer than the tests are frozen.
-const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"6s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
+const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"10s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
 
 /// What a freeze of the broker came upon, after it ended.
 struct Thawed {
@@ -40,7 +40,7 @@ fn frozen(kafka: &Kafka) -> Thawed {
     let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
     writers.wait_for(2_000);
     writers.stop();
-    throughout("the same connection lives", Duration::from_secs(9), || world.walsender() == walsender);
+    throughout("the same connection lives", Duration::from_secs(15), || world.walsender() == walsender);
     let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
     eventually("intake is closed, and the reason is said", ARRIVAL, closed, |closed| *closed == Some(1.0));
     let status = relay.asked_by(world.command("status"));
