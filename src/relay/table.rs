@@ -392,10 +392,7 @@ impl Work<'_> {
             let until = resumed.clone().unwrap_or(now);
             let began = Instant::now();
             let scan = if xmin_due <= began { PollScan::Xmin } else { PollScan::Column };
-            self.reading.begin_poll(scan);
-            if scan == PollScan::Xmin {
-                self.look_at_files().await?;
-            }
+            self.begin_scan(scan).await?;
             let Some(read) = self.read(lsn, resumed.as_ref(), scan, false).await? else { return Ok(Ended::Stopped) };
             // Rows that the process before this one read are not remembered.
             if resumed.is_none() {
@@ -436,6 +433,14 @@ impl Work<'_> {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
             }
+        }
+    }
+
+    async fn begin_scan(&mut self, scan: PollScan) -> Result<()> {
+        self.reading.begin_poll(scan);
+        match scan {
+            PollScan::Xmin => self.look_at_files().await,
+            PollScan::Column => Ok(()),
         }
     }
 
