@@ -1,6 +1,6 @@
 //! `walrelay parked`: lists, shows, retries and drops parked events.
 //!
-//! Here are the commands, their conditions and their output; [`table`] asks the table `walrelay.parked`.
+//! Here are the commands, their conditions and their output; [`mod@table`] asks the table `walrelay.parked`.
 
 pub(crate) mod table;
 
