@@ -556,6 +556,12 @@ impl Errors {
     }
 }
 
+/// `error` with the causes below it, in one line.
+pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let all = std::iter::successors(Some(error), |error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 pub(crate) fn both<A, B>(one: Result<A>, other: Result<B>) -> Result<(A, B)> {
     let mut errors = Errors::default();
     let values = (errors.keep(one), errors.keep(other));

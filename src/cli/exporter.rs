@@ -10,7 +10,6 @@ use crate::cli::output::Outcome;
 use crate::cli::slot_watch::SlotWatch;
 use crate::config::LogFormat;
 use crate::relay::stop::{Stop, on_signals};
-use crate::telemetry::otel::Exporter;
 use crate::telemetry::{Metrics, Side, Telemetry, http, logging};
 
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
@@ -41,12 +40,11 @@ Exit codes:
 
 pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let settings = config::read(args, &args.common.file)?;
-    let (keys, otel) = (settings.model(), settings.otel()?);
+    let keys = settings.model();
     logging::init(keys.log.format == LogFormat::Json, &keys.log.filter)?;
     let (mut stop, listener) = (on_signals()?, http::bind(keys.http.listen.unwrap_or(ADDRESS)).await?);
-    let mut telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(keys.http.ready_within) };
+    let telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(keys.http.ready_within) };
     let source = settings.source()?;
-    let otel = otel.as_ref().map(|otel| Exporter::start(otel, &source.slot, &mut telemetry)).transpose()?;
     telemetry.metrics.relays(&source, "");
     // There is no Kafka here that could be away.
     telemetry.health.connection(Side::Kafka, true);
@@ -55,9 +53,6 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
         () = stop.at_least(Stop::Drain) => {}
         never = http::serve_metrics(listener, telemetry) => match never {},
         never = watch.keep_looking() => match never {},
-    }
-    if let Some(otel) = otel {
-        otel.finish().await;
     }
     Ok(())
 }

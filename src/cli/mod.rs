@@ -390,7 +390,7 @@ async fn run(args: &RunArgs) -> Outcome {
     let slot = &config.source.slot;
     let otel = config.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
-    let is_watched = pages.is_some() || otel.is_some();
+    let is_watched = pages.is_some();
     let relay = relay::run(config, telemetry.clone(), stop.clone());
     let mut manager = ServiceManager::from_environment(telemetry.clone());
     let mut asked = stop.clone();

@@ -7,7 +7,7 @@
 //! | `text`, `unit` | what a text and a number may be |
 //! | `file` | the file and the values over it, read into the model; the origin of each value |
 //! | `layers` | flag over environment over file over default; from the model to a `Config` without contradictions |
-//! | `otel` | the collector of metrics and spans |
+//! | `otel` | the collector of spans |
 //! | `written` | configuration files that walrelay writes |
 //! | `name` | names of slots and tables, and SQL |
 

@@ -443,7 +443,7 @@ pub(super) struct Otel {
     pub(super) headers: Option<Secret>,
     /// `service.name`. `walrelay`: the slot is an attribute of its own.
     pub(super) service_name: String,
-    /// The wait between two exports. Ten seconds: alerts have metrics of the last minute, and the queue of spans is short.
+    /// The wait between two exports. Ten seconds: the queue of spans is short.
     #[default(Duration::from_secs(10))]
     #[serde(with = "Lasting::<SECOND_MS, { 60 * SECOND_MS }>")]
     pub(super) interval: Duration,

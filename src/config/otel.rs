@@ -1,4 +1,4 @@
-//! `[otel]`: where metrics and spans are sent.
+//! `[otel]`: where spans are sent.
 //!
 //! A variable of OpenTelemetry counts if its key is not set, as the `PG*` variables do for `database.url`.
 

@@ -669,7 +669,9 @@ pub(crate) fn has_payload(table: &TableName, outbox: &OutboxConfig, column: &str
              number"
         ),
         format!(
-            "alter table {table} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has the payload",
+            "alter table {table} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has the payload. A \
+             slot with events from before has their numbers: drop it with `walrelay teardown --force`, and the relay reads \
+             these rows from the table",
             quoted(column)
         ),
     )

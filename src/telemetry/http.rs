@@ -12,7 +12,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Extension, Router};
+use axum::{BoxError, Extension, Router};
 use clap::ValueEnum as _;
 use hyper::Request;
 use hyper::server::conn::http1;
@@ -27,7 +27,7 @@ use super::doing::remedy;
 use super::page::{ClosesAt, Page};
 use super::{IntakeClosed, Telemetry};
 use crate::config::SlotName;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, with_causes};
 use crate::printable::printable;
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
@@ -242,10 +242,10 @@ pub(crate) struct RelayAnswer {
 /// # Errors
 /// The reason why nothing is known: nobody answers there, or not the relay that is at work on `slot`.
 pub(crate) async fn ask_relay(addr: SocketAddr, slot: &SlotName, is_at_work: bool) -> Result<RelayAnswer, String> {
-    let asked = async { anyhow::Ok((page_of(addr, "metrics").await?, page_of(addr, "readyz").await?)) };
+    let asked = async { Ok::<_, BoxError>((page_of(addr, "metrics").await?, page_of(addr, "readyz").await?)) };
     let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
     let answer = answer.map_err(|_| format!("no answer from {addr} in {} s", ANSWER_WITHIN.as_secs()))?;
-    let (metrics, readiness) = answer.map_err(|error| format!("no answer from {addr}: {error:#}"))?;
+    let (metrics, readiness) = answer.map_err(|error| format!("no answer from {addr}: {}", with_causes(&*error)))?;
     let has = |sample: &str| metrics.contains(&format!("{sample} 1\n"));
     let is_of_slot = metrics.contains(&format!("walrelay_relay_info{{slot=\"{slot}\""));
     // Where a relay is at work, one without Postgres is another.
@@ -258,7 +258,7 @@ pub(crate) async fn ask_relay(addr: SocketAddr, slot: &SlotName, is_at_work: boo
     Ok(RelayAnswer { readiness, intake_closed: closed })
 }
 
-async fn page_of(addr: SocketAddr, page: &str) -> anyhow::Result<String> {
+async fn page_of(addr: SocketAddr, page: &str) -> Result<String, BoxError> {
     let request = Request::get(format!("http://{addr}/{page}")).body(Body::empty())?;
     let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await?;
     let bytes = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await?;

@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::config::OtelConfig;
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, with_causes};
 use crate::postgres::tls;
 
 /// From the look-up of the name to the answer.
@@ -65,7 +65,7 @@ impl Client {
             Request::post(url).body(Body::from(message.encode_to_vec())).map_err(|error| away(error.to_string()))?;
         request.headers_mut().extend(self.headers.clone());
         let answer = match tokio::time::timeout(REQUEST_TIMEOUT, self.http.request(request)).await {
-            Ok(answer) => answer.map_err(|error| away(format!("{:#}", anyhow::Error::new(error))))?,
+            Ok(answer) => answer.map_err(|error| away(with_causes(&error)))?,
             Err(_) => return Err(away("no answer in time".to_owned())),
         };
         let status = answer.status();

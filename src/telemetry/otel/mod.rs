@@ -1,27 +1,24 @@
-//! Metrics and the spans of batches, sent to an OpenTelemetry collector by OTLP/HTTP.
+//! The spans of batches, sent to an OpenTelemetry collector by OTLP/HTTP. Collectors scrape the metrics from `/metrics`.
 //!
-//! One task sends what [`Metrics`](crate::telemetry::Metrics) has, every `otel.interval`, and the spans that
-//! [`Spans`] queues. Nobody waits for the task, and it has no thread. Without a collector, spans are dropped and counted.
+//! One task sends the spans that [`Spans`] queues, every `otel.interval`. Nobody waits for the task, and it has no thread.
+//! Without a collector, spans are dropped and counted.
 
 mod client;
-mod metrics;
 pub(crate) mod span;
 
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
-use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use self::client::{Client, Failure};
-use self::metrics::{Period, metrics};
-use self::span::{QUEUE_SPANS, Spans, now, text};
+use self::span::{QUEUE_SPANS, Spans, text};
 use super::Telemetry;
 use crate::config::{OtelConfig, SlotName};
 use crate::error::Result;
@@ -46,14 +43,13 @@ impl Exporter {
         let export = Export {
             client: Client::new(config)?,
             resource: resource(config, slot),
-            telemetry: telemetry.clone(),
+            dropped_spans: telemetry.metrics.dropped_spans.clone(),
             spans,
             waiting: Vec::new(),
-            since: now(),
             is_failing: false,
         };
         let task = tokio::spawn(export.run(config.interval, stopped));
-        tracing::info!(event = "otel_started", endpoint = %config.endpoint, "metrics and spans are sent to OpenTelemetry");
+        tracing::info!(event = "otel_started", endpoint = %config.endpoint, "spans are sent to OpenTelemetry");
         Ok(Exporter { task, stop })
     }
 
@@ -61,7 +57,7 @@ impl Exporter {
     pub(crate) async fn finish(self) {
         drop(self.stop);
         if tokio::time::timeout(LAST_TIMEOUT, self.task).await.is_err() {
-            tracing::debug!("the last metrics and spans may not have reached OpenTelemetry");
+            tracing::debug!("the last spans may not have reached OpenTelemetry");
         }
     }
 }
@@ -83,12 +79,10 @@ fn resource(config: &OtelConfig, slot: &SlotName) -> Resource {
 struct Export {
     client: Client,
     resource: Resource,
-    telemetry: Telemetry,
+    dropped_spans: Counter,
     spans: mpsc::Receiver<Span>,
     /// Spans that the collector does not have.
     waiting: Vec<Span>,
-    /// When counters began to count.
-    since: u64,
     /// Whether the last request failed, which was logged.
     is_failing: bool,
 }
@@ -115,17 +109,13 @@ impl Export {
         self.export().await;
     }
 
-    /// Sends the metrics of this instant, and the spans that wait. A collector that is away is asked once.
+    /// Sends the spans that wait, and says where that begins or ceases to fail.
     async fn export(&mut self) {
-        let sent = match self.export_metrics().await {
-            Err(failure) if !failure.is_final => Err(failure),
-            sent => sent.and(self.export_spans().await),
-        };
-        match (sent, self.is_failing) {
+        match (self.export_spans().await, self.is_failing) {
             (Ok(()), false) => {}
             (Ok(()), true) => {
-                let dropped_spans = self.telemetry.metrics.dropped_spans.get();
-                tracing::info!(event = "otel_reached", dropped_spans, "metrics and spans reach OpenTelemetry again");
+                let dropped_spans = self.dropped_spans.get();
+                tracing::info!(event = "otel_reached", dropped_spans, "spans reach OpenTelemetry again");
                 self.is_failing = false;
             }
             (Err(Failure { cause, .. }), false) => {
@@ -134,21 +124,12 @@ impl Export {
                     event = "otel_failed",
                     error = cause,
                     fix,
-                    "metrics or spans do not reach OpenTelemetry; events are relayed all the same"
+                    "spans do not reach OpenTelemetry; events are relayed all the same"
                 );
                 self.is_failing = true;
             }
             (Err(Failure { cause, .. }), true) => tracing::debug!(error = cause, "OpenTelemetry is still not reached"),
         }
-    }
-
-    async fn export_metrics(&self) -> Result<(), Failure> {
-        let period = Period { since: self.since, until: now() };
-        let metrics = metrics(&self.telemetry.encode().unwrap_or_default(), period);
-        let scope_metrics = vec![ScopeMetrics { scope: Some(scope()), metrics, ..ScopeMetrics::default() }];
-        let resource = Some(self.resource.clone());
-        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
-        self.client.post("/v1/metrics", &ExportMetricsServiceRequest { resource_metrics }).await
     }
 
     async fn export_spans(&mut self) -> Result<(), Failure> {
@@ -162,7 +143,7 @@ impl Export {
         let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
         let sent = self.client.post("/v1/traces", &ExportTraceServiceRequest { resource_spans }).await;
         if sent.as_ref().is_err_and(|failure| failure.is_final) {
-            self.telemetry.metrics.dropped_spans.inc_by(self.waiting.len() as u64);
+            self.dropped_spans.inc_by(self.waiting.len() as u64);
         }
         if sent.as_ref().err().is_none_or(|failure| failure.is_final) {
             self.waiting.clear();
