@@ -9,7 +9,7 @@ use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
-use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, TableName};
+use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, StoreKind, TableName};
 use crate::decode::RelationColumn;
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown as Id;
@@ -153,6 +153,9 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
     }
     for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
         check_counts(session, outbox).await?;
+    }
+    if config.state.store == StoreKind::Postgres {
+        crate::state::postgres::check(session.client()).await?;
     }
     // A check creates no table, and only prepares the statements.
     let parking = match Parking::of(config) {

@@ -336,7 +336,9 @@ impl Report {
         let is_at_work = self.relay.active || self.relay.table_reader_pid.is_some();
         let answer = match http {
             Some(addr) => ask_relay(addr, slot, is_at_work).await,
-            None => Err("http.listen is not set, so the relay cannot be asked".to_owned()),
+            None => {
+                Err("this command knows no http.listen (or WALRELAY_HTTP), so the relay cannot be asked".to_owned())
+            }
         };
         self.asked = Asked::from(answer);
         if !is_at_work {

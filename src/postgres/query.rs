@@ -203,6 +203,27 @@ impl OwnTable {
         }
     }
 
+    /// Whether the table is there and of this layout. Changes nothing.
+    /// Errors: those that [`OwnTable::prepare`] would have.
+    pub(crate) async fn check(&self, client: &Client) -> Result<bool, QueryError> {
+        // `create schema if not exists` needs the right also where the schema exists.
+        const MAY_CREATE: &str =
+            "select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')::text";
+        match self.state(client).await?.as_str() {
+            "usable" => Ok(true),
+            "old" => Ok(false),
+            "missing" => {
+                let may = one_text(client, "looking whether a table may be created", MAY_CREATE, &[]).await?;
+                if may.as_deref() == Some("true") {
+                    return Ok(false);
+                }
+                let cause = format!("there is no table {}, and this role may not create it", self.name);
+                Err(QueryError::refused(self.refusal(&cause, &role(client).await)))
+            }
+            _ => Err(QueryError::refused(self.forbidden(client).await)),
+        }
+    }
+
     pub(crate) async fn forbidden(&self, client: &Client) -> Error {
         self.refusal(&format!("table {} may not be used", self.name), &role(client).await)
     }
@@ -213,7 +234,7 @@ impl OwnTable {
         let create = self.create.split_whitespace().collect::<Vec<_>>().join(" ");
         Error::new(Kind::PostgresRefused, format!("{lacking}: {cause}")).remedy(format!(
             "as a role that may: {create} grant usage on schema walrelay to {role}; grant {privileges} on {name} to \
-             {role}{otherwise}"
+             {role}; -- or {otherwise}"
         ))
     }
 }

@@ -513,7 +513,8 @@ pub(crate) async fn start_from(
     Ok(vec![match slot_task(found, &fresh, warn)? {
         TableTask::MakeSlot(plan) => {
             let text = format!("{}: the relay makes the slot, and first reads rows of the table", plan.cause);
-            Warning { is_note: loaded.is_none(), ..Warning::note(text) }
+            let remedy = Some("nothing: the next `walrelay run` does that".to_owned());
+            Warning { is_note: loaded.is_none(), remedy, text }
         }
         TableTask::GoOn | TableTask::Again(_) | TableTask::Poll(_) => {
             Warning::note("the relay continues to read rows of the table, which was interrupted".to_owned())

@@ -63,7 +63,7 @@ pub(crate) fn reconcile(
     let Some(stored) = stored else {
         let note = format!(
             "no position is stored for slot {}: starting where the slot was last confirmed, {}; rows that were in the table \
-             before it are not relayed, unless --backlog says so the first time",
+             before it are not relayed, unless --backlog says so the first time; `walrelay replay` publishes them later",
             slot.name, slot.confirmed_flush
         );
         return Ok(Start { position: from_slot, published: None, notes: vec![note] });

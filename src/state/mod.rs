@@ -13,7 +13,7 @@ use crate::source::control::Control;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
-mod postgres;
+pub(crate) mod postgres;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {

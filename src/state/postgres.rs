@@ -20,7 +20,7 @@ const POSITIONS: OwnTable = OwnTable {
     create: include_str!("../../sql/position/create.sql"),
     privileges: "select, insert, update",
     lacking: "the position cannot be kept in Postgres",
-    otherwise: ". Or keep the position in Kafka",
+    otherwise: "keep the position in Kafka",
 };
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
@@ -57,6 +57,12 @@ impl PostgresStore {
         };
         self.control.ask(store).await
     }
+}
+
+/// Whether a relay of the role of `client` could open the store. Creates nothing.
+pub(crate) async fn check(client: &Client) -> Result<()> {
+    POSITIONS.check(client).await?;
+    Ok(())
 }
 
 /// The stored value, for commands beside the relay. Creates nothing.
@@ -121,7 +127,10 @@ mod tests {
         let error = POSITIONS.refusal("permission denied for database shop", "\"the relay\"");
         let remedy = error.what_to_do().unwrap();
         assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");
-        assert!(remedy.contains("grant select, insert, update on walrelay.position to \"the relay\". "), "{remedy}");
+        assert!(
+            remedy.contains("grant select, insert, update on walrelay.position to \"the relay\"; -- or keep"),
+            "{remedy}"
+        );
         assert!(!remedy.contains('\n'));
     }
 }

@@ -263,7 +263,7 @@ pub(super) const PARKED: OwnTable = OwnTable {
     create: include_str!("../../sql/parked/create.sql"),
     privileges: "select, insert, update, delete",
     lacking: "events cannot be parked",
-    otherwise: "; or set delivery.on_error to stop, dead-letter or skip",
+    otherwise: "set delivery.on_error to stop, dead-letter or skip",
 };
 /// The greatest number of events of outboxes that are not configured to drop at once.
 const ORPHANS_MAX: i64 = 1_000;
@@ -282,12 +282,9 @@ impl ParkedTable {
         match parking {
             Parking::Off => return Ok(None),
             Parking::On => PARKED.prepare(client).await?,
-            Parking::IfTableExists => match PARKED.state(client).await?.as_str() {
-                // [`Parking::On`] upgrades a table of an earlier layout.
-                "missing" | "old" => return Ok(None),
-                "usable" => {}
-                _ => return Err(PARKED.forbidden(client).await),
-            },
+            // [`Parking::On`] makes a missing table, and upgrades one of an earlier layout.
+            Parking::IfTableExists if !PARKED.check(client).await? => return Ok(None),
+            Parking::IfTableExists => {}
         }
         bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(PLANS)).await?;
         let prepared = async |sql| bounded(DOING, ANSWER_TIMEOUT, client.prepare(sql)).await;

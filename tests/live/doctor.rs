@@ -6,6 +6,7 @@ use std::process::Command;
 use rdkafka::consumer::Consumer as _;
 use serde_json::Value;
 
+use crate::live::remedies::statements;
 use crate::support::relay::RelayCommand;
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::STANDBY_SLOT;
@@ -404,4 +405,27 @@ fn missing_topics_and_rights_are_named_with_the_commands_that_mend_them() {
     let checks = Checks::of(&wrong);
     checks.has("kafka", "wrong", "Kafka refuses our credentials", "sasl.password");
     assert_eq!(checks.code, 31);
+}
+
+#[test]
+fn tables_that_the_role_may_not_make_are_named_with_sql_that_makes_them() {
+    let (world, postgres) = (World::keeping(), Postgres::shared());
+    world.setup();
+    let (sql, role) = (world.sql(), format!("{}_relay", world.name));
+    sql.run(&format!("create role {role} login replication; grant select on outbox to {role}"));
+    let as_role = |command: RelayCommand| {
+        let command = command.option("--database-url", &postgres.url_as(&role, &world.name));
+        command.config_file("[delivery]\non_error = 'park'\n[state]\nstore = 'postgres'\n")
+    };
+    for table in ["walrelay.position", "walrelay.parked"] {
+        let lacking = format!("there is no table {table}, and this role may not create it");
+        let fix =
+            Checks::of(&as_role(doctor(&world))).has("upkeep", "wrong", &lacking, "grant usage on schema walrelay");
+        sql.run(statements(&fix));
+    }
+    Checks::of(&as_role(doctor(&world))).has("upkeep", "ok", "the role may do what is configured", "");
+    let mut relay = as_role(world.run()).start();
+    relay.wait_ready();
+    assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+    sql.run(&format!("drop owned by {role}; drop role {role}"));
 }

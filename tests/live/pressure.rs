@@ -170,7 +170,10 @@ fn status_reports_a_growing_and_a_recovered_lag() {
     assert_eq!(stuck.status.code(), Some(1));
     let report: serde_json::Value = serde_json::from_slice(&stuck.stdout).expect("a report");
     assert!(report["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0), "{report}");
-    assert_eq!(report["intake_detail"], "http.listen is not set, so the relay cannot be asked");
+    assert_eq!(
+        report["intake_detail"],
+        "this command knows no http.listen (or WALRELAY_HTTP), so the relay cannot be asked"
+    );
     let once = relay.asked_by(world.command("status")).flag("--json").output();
     let once: serde_json::Value = serde_json::from_slice(&once.stdout).expect("a report");
     assert!(once["lag_seconds"].is_null(), "one look cannot know: {once}");

@@ -448,7 +448,7 @@ The relay never delivers the matching events; events behind them go on. The rela
 const READ_EXIT_CODES: &str = "
 Exit codes:
   0   events were listed or shown; list without conditions: nothing is parked
-  1   no event matches, or there is no table walrelay.parked
+  1   no event matches
   2   the configuration or a flag is not valid
   10  Postgres cannot be reached (11: refuses)";
 

@@ -11,7 +11,7 @@ use super::{
     Change, ChangeArgs, Chosen, Counts, Event, Found, ListArgs, SHOWN_MAX, ShowArgs, Span, UNCHANGED, error_text, name,
 };
 use crate::cli::config;
-use crate::cli::output::{Grid, Outcome, age, counted, or_dash, print_report, time};
+use crate::cli::output::{Grid, Outcome, age, counted, note, or_dash, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
 use crate::clock::now_us;
@@ -47,7 +47,10 @@ pub(super) async fn list(args: &ListArgs) -> Result<Found> {
     let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
     let is_full = rows.len() as u64 >= u64::from(args.limit);
     let found = table.found(&rows, listed).await?;
-    let why_none = found.why_none.filter(|_| !table.is_there || args.chosen.is_filtered());
+    let why_none = found.why_none.filter(|_| args.chosen.is_filtered());
+    if !table.is_there && why_none.is_none() {
+        note("note: this database has no table walrelay.parked: a relay with delivery.on_error = \"park\" creates it");
+    }
     Ok(Found { is_all, is_full, why_none, ..found })
 }
 
