@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::relay::{EXIT, RelayCommand, last_words, told};
+use crate::support::relay::{EXIT, RelayCommand, told};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
