@@ -9,7 +9,7 @@ use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
-use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, StoreKind, TableName};
+use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::decode::RelationColumn;
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown as Id;
@@ -27,6 +27,7 @@ use crate::sink::kafka::{fits_client, record_bytes};
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
 use crate::source::row_key;
+use crate::state;
 use crate::suggest::ordering;
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, Parking, writer};
@@ -154,9 +155,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
     for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
         check_counts(session, outbox).await?;
     }
-    if config.state.store == StoreKind::Postgres {
-        crate::state::postgres::check(session.client()).await?;
-    }
+    state::may_open(config, session.client()).await?;
     // A check creates no table, and only prepares the statements.
     let parking = match Parking::of(config) {
         Parking::On => Parking::IfTableExists,

@@ -1,6 +1,7 @@
 //! Where the position is kept, and whether it belongs to this server, slot and cluster of Kafka.
 
 use serde::{Deserialize, Deserializer, Serialize};
+use tokio_postgres::Client;
 
 use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
@@ -13,7 +14,7 @@ use crate::source::control::Control;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
-pub(crate) mod postgres;
+mod postgres;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
@@ -201,6 +202,14 @@ impl Store {
             Store::Postgres(store) => store.store(stored).await,
             Store::Slot => Ok(()),
         }
+    }
+}
+
+/// Whether a relay of the role of `client` could open the store, as far as Postgres tells. Nothing is created.
+pub(crate) async fn may_open(config: &Config, client: &Client) -> Result<()> {
+    match config.state.store {
+        StoreKind::Postgres => postgres::may_open(client).await,
+        StoreKind::Kafka | StoreKind::Slot => Ok(()),
     }
 }
 

@@ -60,7 +60,7 @@ impl PostgresStore {
 }
 
 /// Whether a relay of the role of `client` could open the store. Creates nothing.
-pub(crate) async fn check(client: &Client) -> Result<()> {
+pub(super) async fn may_open(client: &Client) -> Result<()> {
     POSITIONS.check(client).await?;
     Ok(())
 }

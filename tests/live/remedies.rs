@@ -1,11 +1,23 @@
 //! P9: what an error says to do, done: the commands in it are run as they stand, and then there is no error.
 
 use super::upkeep::database;
-use crate::support::relay::{RelayCommand, last_words};
+use crate::support::relay::{Relay, RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres};
+use crate::support::sql::Sql;
 use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
+
+/// A world that is set up, and a relay that has confirmed an event of it.
+fn relaying() -> (World, Sql, Relay) {
+    let world = World::keeping();
+    world.setup();
+    let relay = world.relay();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    (world, sql, relay)
+}
 
 /// Ends `relay` with `code`, and gives what it said.
 #[track_caller]
@@ -156,12 +168,7 @@ fn the_command_that_the_log_prints_for_an_event_that_was_given_up_delivers_it() 
 
 #[test]
 fn a_dropped_publication_is_repaired_by_its_remedy() {
-    let world = World::keeping();
-    world.setup();
-    let mut relay = world.relay();
-    let sql = world.sql();
-    world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    let (world, sql, mut relay) = relaying();
     assert_eq!(relay.terminate(ARRIVAL), Some(0));
     sql.run(&format!("drop publication walrelay_{}", world.name));
     world.emit(&sql, "a");
@@ -184,12 +191,7 @@ fn a_dropped_publication_is_repaired_by_its_remedy() {
 
 #[test]
 fn a_publication_that_the_stream_misses_is_repaired_by_its_remedy() {
-    let world = World::keeping();
-    world.setup();
-    let mut relay = world.relay();
-    let sql = world.sql();
-    world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    let (world, sql, mut relay) = relaying();
     sql.run(&format!("alter publication walrelay_{0} rename to other_{0}", world.name));
     world.emit(&sql, "a");
     assert_eq!(relay.wait_exit(ARRIVAL), Some(15), "{}", relay.log());

@@ -250,7 +250,7 @@ fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
     })
 }
 
-pub(crate) const NAME_CHARS_MAX: usize = 200;
+const NAME_CHARS_MAX: usize = 200;
 const ERROR_CHARS_MAX: usize = 1_000;
 const CELL_CHARS: usize = 40;
 /// The columns of a list, the most important first: a terminal cuts the others. A column without a value is left out.
