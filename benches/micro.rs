@@ -11,13 +11,13 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use walrelay::config::OutboxConfig;
-use walrelay::event::{Assembler, Step};
-use walrelay::ledger::{Ledger, Limits, Ticket};
-use walrelay::position::{Lsn, Position};
-use walrelay::route::Router;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::event::{Assembler, Step};
+use walrelay_core::ledger::{Ledger, Limits, Ticket};
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::route::Router;
 
-#[path = "../tests/support/pgoutput.rs"]
+#[path = "../crates/core/tests/simulation/pgoutput.rs"]
 mod pgoutput;
 
 const TABLE_OID: u32 = 16_384;

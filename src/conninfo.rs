@@ -15,8 +15,8 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use tokio_postgres::config::ChannelBinding;
 
-use crate::error::{Error, Kind, Result};
-use crate::secret::Secret;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 /// The use of a keyword of a connection, and of its variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

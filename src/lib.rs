@@ -33,28 +33,17 @@
 //!
 //! ## Map of the code
 //!
+//! What decides without waiting is in `walrelay-core` (`crates/core`): decoding, events, routing, the ledger, the publisher.
 //! `docs/explanation/architecture.md` follows one event through the files. It names the owner of each state, the reaction to each
 //! failure and the place of each kind of change. `docs/glossary.md` defines the terms.
 //!
 //! | module | contents | does I/O |
 //! |---|---|---|
-//! | [`position`] | LSNs, and the position up to which all events are delivered | no |
-//! | [`snapshot`] | the set of transactions that had ended at one moment | no |
-//! | [`error`] | errors, their disposition (retry, retry then give up, give up, halt), exit codes | no |
-//! | [`failpoint`] | points at which a test may pause, fail or kill the process | no |
-//! | [`clock`] | the wall clock, and the epoch of Postgres | reads the clock |
-//! | [`secret`] | text that is never displayed | no |
-//! | [`printable`] | text without characters that a terminal obeys | no |
 //! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
-//! | [`template`] | templates over columns: topics, keys, headers, values | no |
 //! | [`config`] | file, variables and flags, validated | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
-//! | [`ledger`] | acks in any order to one delivered position; the position to store, the LSN to confirm | no |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
-//! | [`decode`] | parses one pgoutput payload into one message | no |
-//! | [`event`] | turns messages into events of transactions; drops events at or below the position | no |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
-//! | [`route`] | turns an event into a record: topic, key, headers, value | no |
 //! | [`sink`] | where records go: the Kafka producer with its options and error table, standard output, nowhere | yes |
 //! | [`import`] | derives a `walrelay.toml` from a Debezium connector's configuration | no |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
@@ -73,7 +62,7 @@
 //! ## Promises
 //!
 //! Code and tests cite these by number. The first line of each file in `tests/live/` names the promise that the file
-//! tests, or a page of `docs/`: `grep -rl P2 tests/live` lists the tests of P2. `tests/simulation/` tests the core
+//! tests, or a page of `docs/`: `grep -rl P2 tests/live` lists the tests of P2. `crates/core/tests/simulation/` tests the core
 //! against models of Postgres and Kafka, under faults.
 //!
 //! - **P1, confirm.** The position is the end LSN of a commit, or of a keepalive after that commit, plus the number of
@@ -128,30 +117,18 @@
 //!   operator's `--backlog since=…` selects by time.
 
 pub mod cli;
-pub(crate) mod clock;
 pub mod config;
 pub mod conninfo;
-pub(crate) mod decode;
 pub mod demo;
-pub mod error;
-pub mod event;
-pub mod failpoint;
 pub(crate) mod import;
-pub mod ledger;
 pub mod poll;
-pub mod position;
 pub(crate) mod postgres;
-pub(crate) mod printable;
 pub mod relay;
 pub(crate) mod replay;
-pub mod route;
-pub(crate) mod secret;
 pub mod sink;
-pub mod snapshot;
 pub(crate) mod source;
 pub(crate) mod state;
 pub(crate) mod suggest;
 pub mod telemetry;
-pub(crate) mod template;
 pub mod upkeep;
 pub(crate) mod verify;

@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use walrelay::cli::{Cli, dispatch, error_text, usage_error};
-use walrelay::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind};
 
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    walrelay::failpoint::arm();
+    walrelay_core::failpoint::arm();
     let typed = Cli::command().try_get_matches().unwrap_or_else(|error| {
         if error.kind() == ErrorKind::DisplayHelp {
             return Cli::documented().get_matches();

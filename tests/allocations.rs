@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use rdkafka::mocking::MockCluster;
-use walrelay::config::{DeliveryConfig, KafkaConfig, OutboxConfig};
-use walrelay::ledger::Limits;
-use walrelay::position::{Lsn, Position};
-use walrelay::relay::pipeline::Pipeline;
-use walrelay::relay::publisher::Setup;
+use walrelay::config::KafkaConfig;
 use walrelay::sink::KafkaSink;
+use walrelay_core::config::{DeliveryConfig, OutboxConfig};
+use walrelay_core::ledger::Limits;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::Setup;
+use walrelay_core::publisher::pipeline::Pipeline;
 
 use crate::support::pgoutput;
 use crate::support::wait::LIMIT;

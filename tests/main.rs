@@ -27,8 +27,6 @@
 mod allocations;
 mod live;
 mod pages;
-#[path = "simulation/main.rs"]
-mod simulation;
 mod support;
 mod tidy;
 

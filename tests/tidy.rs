@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use clap::ValueEnum as _;
 use regex::Regex;
+use strum::VariantArray as _;
 use walrelay::config::{ConfigFile, Environment, Flags, Settings};
-use walrelay::error::Kind;
 use walrelay::telemetry::Metrics;
+use walrelay_core::error::Kind;
 
 use crate::pages;
 
@@ -25,9 +25,9 @@ struct File {
 }
 
 impl File {
-    /// The module of the table in `src/lib.rs` it belongs to; `None` for `lib.rs` and `main.rs`.
-    fn module(&self) -> Option<&str> {
-        let inside = self.path.strip_prefix("src/")?;
+    /// The module of the table in `lib.rs` of `folder` it belongs to; `None` for `lib.rs` and `main.rs`.
+    fn module(&self, folder: &str) -> Option<&str> {
+        let inside = self.path.strip_prefix(folder)?.strip_prefix('/')?;
         let module = inside.split('/').next()?.trim_end_matches(".rs");
         (module != "lib" && module != "main").then_some(module)
     }
@@ -74,8 +74,14 @@ fn files(folder: &str, endings: &[&str]) -> Vec<File> {
     files
 }
 
+/// The program and the crates beside it, without their tests.
+fn sources() -> Vec<File> {
+    let crates = files("crates", &[".rs"]).into_iter().filter(|file| file.path.contains("/src/"));
+    files("src", &[".rs"]).into_iter().chain(crates).collect()
+}
+
 fn rust() -> Vec<File> {
-    [files("src", &[".rs"]), files("tests", &[".rs"])].into_iter().flatten().collect()
+    [files("src", &[".rs"]), files("crates", &[".rs"]), files("tests", &[".rs"])].into_iter().flatten().collect()
 }
 
 /// Fails with all of `wrong`, so that one run shows everything there is to mend.
@@ -118,7 +124,7 @@ fn what_is_printed_is_made_printable() {
         ["stdout()", "stderr()", "io::stderr", "println!"].iter().any(|way| line.contains(way)) && !is_asked
     };
     let mut wrong = Vec::new();
-    for file in files("src", &[".rs"]).iter().filter(|file| !WRITERS.contains(&file.path.as_str())) {
+    for file in sources().iter().filter(|file| !WRITERS.contains(&file.path.as_str())) {
         let found = file.code().filter(|(_, line)| writes(line));
         wrong.extend(found.map(|(number, line)| format!("{}:{number}: {}", file.path, line.trim())));
     }
@@ -127,7 +133,13 @@ fn what_is_printed_is_made_printable() {
 
 #[test]
 fn imports_point_to_the_top_of_the_table_of_modules() {
-    let map = read("src/lib.rs");
+    for folder in ["src", "crates/core/src"] {
+        imports_point_to_the_top(folder);
+    }
+}
+
+fn imports_point_to_the_top(folder: &str) {
+    let map = read(&format!("{folder}/lib.rs"));
     let table: Vec<&str> = map
         .lines()
         .filter_map(|line| line.strip_prefix("//! | [`")?.split_once("`] |"))
@@ -135,18 +147,30 @@ fn imports_point_to_the_top_of_the_table_of_modules() {
         .collect();
     let declared: BTreeSet<&str> = map
         .lines()
-        .filter_map(|line| line.strip_prefix("pub mod ").or(line.strip_prefix("pub(crate) mod "))?.strip_suffix(';'))
+        .filter_map(|line| {
+            line.strip_prefix("pub mod ")
+                .filter(|name| *name != "testing;")
+                .or(line.strip_prefix("pub(crate) mod "))?
+                .strip_suffix(';')
+        })
         .collect();
-    assert_eq!(table.iter().copied().collect::<BTreeSet<_>>(), declared, "the table in src/lib.rs and the modules");
+    assert_eq!(
+        table.iter().copied().collect::<BTreeSet<_>>(),
+        declared,
+        "the table in {folder}/lib.rs and the modules"
+    );
 
     let place = |module: &str| table.iter().position(|known| *known == module);
     let mut wrong = Vec::new();
-    for file in files("src", &[".rs"]) {
-        let Some(module) = file.module() else { continue };
+    for file in files(folder, &[".rs"]) {
+        let Some(module) = file.module(folder) else { continue };
         let own = place(module).unwrap_or_else(|| panic!("{} is in no module of the table", file.path));
         for (number, line) in file.code() {
             for (_, path) in line.match_indices("crate::").map(|(at, found)| line.split_at(at + found.len())) {
                 let imported = words(path).next().unwrap_or_default();
+                if imported == "testing" {
+                    continue;
+                }
                 match place(imported) {
                     Some(other) if other <= own && path.starts_with(imported) => {}
                     Some(_) => wrong.push(format!("{}:{number}: {module} imports {imported}", file.path)),
@@ -294,12 +318,12 @@ fn every_mutant_applies() {
 
 #[test]
 fn every_exit_code_is_documented() {
-    let source = read("src/error.rs");
+    let source = read("crates/core/src/error.rs");
     let (_, table) = source.split_once("fn exit_code").unwrap();
     let (table, _) = table.split_once("\n    }\n").unwrap();
     let name_of = |variant: &str| {
-        let kind = Kind::value_variants().iter().find(|kind| format!("{kind:?}") == variant);
-        kind.unwrap_or_else(|| panic!("no kind {variant}")).name()
+        let kind = Kind::VARIANTS.iter().find(|kind| format!("{kind:?}") == variant);
+        kind.unwrap_or_else(|| panic!("no kind {variant}")).name().to_owned()
     };
     let mut in_code = BTreeSet::new();
     for arm in table.split(',').filter_map(|arm| arm.split_once("=>")) {
@@ -314,7 +338,7 @@ fn every_exit_code_is_documented() {
     let documented: BTreeSet<(u8, String)> =
         rows.filter_map(|row| Some((row[0].parse().ok()?, in_backticks(row[1])?.to_owned()))).collect();
     assert_eq!(documented, in_code);
-    assert_eq!(in_code.len(), Kind::value_variants().len());
+    assert_eq!(in_code.len(), Kind::VARIANTS.len());
 }
 
 #[test]
@@ -345,7 +369,7 @@ fn exposed_metrics() -> BTreeMap<String, String> {
 #[test]
 fn every_log_line_has_an_event_code_and_every_code_is_documented_with_its_levels() {
     let (mut told, mut wrong) = (BTreeMap::<&str, BTreeSet<&str>>::new(), Vec::new());
-    let files = files("src", &[".rs"]);
+    let files = sources();
     for file in files.iter().filter(|file| !file.path.ends_with("tests.rs")) {
         let text = file.text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
         for level in ["info", "warn", "error"] {
@@ -436,7 +460,7 @@ fn the_configurations_of_the_chart_are_valid() {
 #[test]
 fn the_image_is_built_of_all_that_a_build_reads() {
     let ignored = read(".dockerignore");
-    let by_cargo = [".cargo", "Cargo.toml", "Cargo.lock", "benches", "build.rs", "src", "sql", "migrations"];
+    let by_cargo = [".cargo", "Cargo.toml", "Cargo.lock", "benches", "build.rs", "crates", "src", "sql", "migrations"];
     // The recipe of a release, and what that runs.
     let by_recipe = ["scripts/dist", "scripts/licences", "LICENSE"];
     assert!(read("Dockerfile").contains(" scripts/dist --binary "), "the image has the binary of a release");
@@ -465,7 +489,7 @@ fn sql_is_written_in_lower_case() {
 fn every_page_that_is_named_exists() {
     let page = Regex::new(r"\bdocs/[a-z/-]+\.md").unwrap();
     let mut wrong = Vec::new();
-    let folders = ["src", "tests", "benches", "deploy", "scripts", "docs"];
+    let folders = ["src", "crates", "tests", "benches", "deploy", "scripts", "docs"];
     for file in folders.into_iter().flat_map(|folder| files(folder, &[])) {
         for (number, line) in file.lines() {
             let missing = page.find_iter(line).filter(|found| !root().join(found.as_str()).exists());
@@ -495,12 +519,14 @@ fn an_event_passes_no_more_files_than_allowed_and_each_of_them_exists() {
                 let path = match name.rsplit_once('/') {
                     Some((of, _)) => {
                         of.clone_into(&mut folder);
-                        format!("src/{name}")
+                        name.to_owned()
                     }
                     // A name without a folder is in the folder before it.
-                    None => format!("src/{folder}/{name}"),
+                    None => format!("{folder}/{name}"),
                 };
-                wrong.extend((!root().join(&path).exists()).then(|| path.clone()));
+                let is_there = |of: &&str| root().join(of).join(&path).exists();
+                let missing = !["src", "crates/core/src"].iter().any(|of| is_there(&of));
+                wrong.extend(missing.then(|| path.clone()));
                 passed.insert(path);
             }
         }
@@ -513,7 +539,7 @@ fn an_event_passes_no_more_files_than_allowed_and_each_of_them_exists() {
 #[test]
 fn every_header_is_documented() {
     let (page, constant) = (read("docs/reference/headers.md"), Regex::new(r#"_HEADER: &str = "([^"]+)""#).unwrap());
-    let sources = files("src", &[".rs"]);
+    let sources = sources();
     let names: Vec<&str> = sources
         .iter()
         .flat_map(|file| constant.captures_iter(&file.text))

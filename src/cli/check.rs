@@ -9,18 +9,12 @@ use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note
 use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
-use crate::config::{Config, EventSource, OnError, OutboxConfig, SourceConfig, TableName};
-use crate::decode::RelationColumn;
-use crate::error::{Error, Kind, Result};
-use crate::event::Shown as Id;
-use crate::event::{Place, Polled, Via};
+use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, as_streamed, restored_rows, table_facts};
-use crate::position::Lsn;
 use crate::postgres::catalog::{self, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::sql::SqlSession;
-use crate::route::{Record, Router};
 use crate::sink::is_internal;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::sink::kafka::{fits_client, record_bytes};
@@ -30,7 +24,15 @@ use crate::source::row_key;
 use crate::state;
 use crate::suggest::ordering;
 use crate::upkeep::parked::none_left_behind;
-use crate::upkeep::{DatabaseIdentity, Marker, Parking, writer};
+use crate::upkeep::{DatabaseIdentity, Marker, writer};
+use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
+use walrelay_core::decode::RelationColumn;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::Shown as Id;
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::parked::Parking;
+use walrelay_core::position::Lsn;
+use walrelay_core::route::{Record, Router};
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
@@ -157,7 +159,7 @@ pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> 
     }
     state::may_open(config, session.client()).await?;
     // A check creates no table, and only prepares the statements.
-    let parking = match Parking::of(config) {
+    let parking = match Parking::of(&config.delivery) {
         Parking::On => Parking::IfTableExists,
         parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };

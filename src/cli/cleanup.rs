@@ -6,17 +6,18 @@ use clap::Args;
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::cli::config::{self, AGE_MAX, RelaySettings, duration};
+use crate::cli::config::{self, AGE_MAX, RelaySettings, duration, one_of};
 use crate::cli::output::{Consent, Grid, Outcome, counted, note, print_report};
 use crate::cli::progress::Bar;
-use crate::config::unit::exact_duration;
-use crate::config::{OutboxConfig, StoreKind};
-use crate::error::{Error, Kind, Result, both};
-use crate::ledger::trail::Published;
+use crate::config::StoreKind;
 use crate::source::preflight;
 use crate::state::{self, Stored};
 use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{bound, connect_as};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::config::unit::exact_duration;
+use walrelay_core::error::{Error, Kind, Result, both};
+use walrelay_core::ledger::trail::Published;
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Where the seconds of a time end in the text form of Postgres.
@@ -28,7 +29,7 @@ pub(crate) struct CleanupArgs {
     #[serde(flatten)]
     pub relay: RelaySettings,
     /// The store of the position
-    #[arg(long, value_name = "STORE")]
+    #[arg(long, value_name = "STORE", value_parser = one_of::<StoreKind>())]
     pub state_store: Option<StoreKind>,
     /// Delete rows older than this, such as 7d; outbox.retention by default
     #[arg(long, value_name = "DURATION", value_parser = duration(Duration::ZERO..=AGE_MAX, "7d or 12h"))]
@@ -277,7 +278,7 @@ Exit codes:
 mod tests {
     use super::*;
     use crate::cli::output::json_line;
-    use crate::config::EventSource;
+    use walrelay_core::config::EventSource;
 
     fn report() -> Report {
         Report {

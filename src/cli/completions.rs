@@ -6,7 +6,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::cli::output::{Outcome, print};
-use crate::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {

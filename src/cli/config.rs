@@ -6,17 +6,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
+use strum::{EnumMessage, VariantArray};
 
 use crate::cli::output::warn;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::config::model::KEYS;
-use crate::config::unit::{exact_duration, parse_duration, parse_seconds};
-use crate::config::{Config, Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
-use crate::error::{Errors, Result};
+use crate::config::{Config, LogFormat, Mode, OnLoss, OverBudget, SinkKind, StoreKind};
 use crate::sink::kafka::options::{unencrypted, weakened};
 use crate::sink::kafka::properties::check_properties;
+use walrelay_core::config::unit::{exact_duration, parse_duration, parse_seconds};
+use walrelay_core::config::{Guarantee, OnError};
+use walrelay_core::error::{Errors, Result};
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct Common {
@@ -66,10 +69,10 @@ pub(crate) struct SourceSettings {
     #[arg(long, value_name = "PUBLICATION")]
     pub publication: Option<String>,
     /// The source of the rows
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", value_parser = one_of::<Mode>())]
     pub mode: Option<Mode>,
     /// The store of the position
-    #[arg(long, value_name = "STORE")]
+    #[arg(long, value_name = "STORE", value_parser = one_of::<StoreKind>())]
     pub state_store: Option<StoreKind>,
 }
 
@@ -79,7 +82,7 @@ pub(crate) struct RunSettings {
     #[serde(flatten)]
     pub source: SourceSettings,
     /// The reaction to a lost slot
-    #[arg(long, value_name = "REACTION")]
+    #[arg(long, value_name = "REACTION", value_parser = one_of::<OnLoss>())]
     pub on_slot_loss: Option<OnLoss>,
     /// The existing rows to publish at the first start: all, none, pending, since=TIME. By default those of outbox.pending;
     /// without that key all rows, or none if setup created the slot
@@ -89,16 +92,16 @@ pub(crate) struct RunSettings {
     #[arg(long, value_name = "BYTES")]
     pub max_retained_bytes: Option<String>,
     /// The reaction to a slot that retains more
-    #[arg(long, value_name = "REACTION")]
+    #[arg(long, value_name = "REACTION", value_parser = one_of::<OverBudget>())]
     pub over_budget: Option<OverBudget>,
     /// The destination of the records
-    #[arg(long, value_name = "SINK")]
+    #[arg(long, value_name = "SINK", value_parser = one_of::<SinkKind>())]
     pub sink: Option<SinkKind>,
     /// The reaction to an event that cannot be delivered
-    #[arg(long, value_name = "REACTION")]
+    #[arg(long, value_name = "REACTION", value_parser = one_of::<OnError>())]
     pub on_error: Option<OnError>,
     /// The delivery guarantee
-    #[arg(long, value_name = "GUARANTEE")]
+    #[arg(long, value_name = "GUARANTEE", value_parser = one_of::<Guarantee>())]
     pub guarantee: Option<Guarantee>,
     /// The address of metrics and health; a port alone means 127.0.0.1; off by default
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -107,7 +110,7 @@ pub(crate) struct RunSettings {
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
     /// The format of log lines
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", value_parser = one_of::<LogFormat>())]
     pub log_format: Option<LogFormat>,
     /// The log filter, such as info or walrelay=debug
     #[arg(long, value_name = "FILTER")]
@@ -118,6 +121,18 @@ pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 pub(super) const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
 /// A value parser for durations in `range`.
+/// The values of a setting as those of a flag, with their documentation as help.
+pub(super) fn one_of<T>() -> impl TypedValueParser<Value = T>
+where
+    T: VariantArray + EnumMessage + Into<&'static str> + Copy + Send + Sync + 'static,
+{
+    let named = |value: &T| PossibleValue::new((*value).into()).help(value.get_documentation().unwrap_or_default());
+    PossibleValuesParser::new(T::VARIANTS.iter().map(named)).try_map(|name| {
+        let found = T::VARIANTS.iter().find(|value| Into::<&str>::into(**value) == name);
+        found.copied().ok_or("not one of the values")
+    })
+}
+
 pub(super) fn duration(
     range: RangeInclusive<Duration>,
     example: &'static str,

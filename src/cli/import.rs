@@ -9,14 +9,14 @@ use clap::Args;
 use crate::cli::config::{self, FileArgs};
 use crate::cli::output::{Grid, Outcome, Target, counted};
 use crate::cli::sql::column;
-use crate::config::TableName;
 use crate::config::layers::Flags;
-use crate::config::name::quoted;
-use crate::error::{Error, Kind, Result};
 use crate::import::{Connector, Effect, Found, Import, Left};
 use crate::postgres::catalog::Table;
 use crate::postgres::sql::SqlSession;
 use crate::source::preflight::{self, judge_version};
+use walrelay_core::config::TableName;
+use walrelay_core::config::name::quoted;
+use walrelay_core::error::{Error, Kind, Result};
 
 const PUBLISHED: &str = include_str!("../../sql/published.sql");
 

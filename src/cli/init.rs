@@ -7,15 +7,15 @@ use crate::cli::config::{self, RelaySettings};
 use crate::cli::output::{Grid, Outcome, Target, labelled, shell_word};
 use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::column;
-use crate::config::TableName;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::sql::SqlSession;
 use crate::source::catalog;
 use crate::source::preflight::{self, can_be_streamed, judge_version};
 use crate::suggest::{Known, Suggestion, suggest};
+use walrelay_core::config::TableName;
+use walrelay_core::error::{Error, Kind, Result};
 
 const TABLES: &str = include_str!("../../sql/tables.sql");
 /// The file's name without `--output`.

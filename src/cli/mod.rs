@@ -10,14 +10,14 @@ use crate::config::LogFormat;
 use crate::config::layers::{CONFIG_VARIABLE, may_hold_password, may_hold_secret};
 use crate::config::model::KEYS;
 use crate::demo;
-use crate::error::{Error, Flag, Kind, NextCommand, Result};
-use crate::printable::printable;
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
 use crate::sink::kafka::native::linked_versions;
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Page, Telemetry, http, logging};
+use walrelay_core::error::{Error, Flag, Kind, NextCommand, Result};
+use walrelay_core::printable::printable;
 
 mod check;
 mod cleanup;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cli::output::Failure;
-use crate::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind};
 
 /// The state of a service. Its number is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

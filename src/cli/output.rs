@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-use crate::error::{Error, Kind, Result};
-use crate::printable::{is_harmful, printable};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::{is_harmful, printable};
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -147,7 +147,7 @@ impl ErrorReport {
     fn of(error: &Error) -> ErrorReport {
         let kind = error.kind();
         ErrorReport {
-            kind: kind.name(),
+            kind: kind.name().to_owned(),
             exit_code: kind.exit_code(),
             error: error.to_string(),
             remedy: error.any_remedy().or_else(|| kind.remedy()).map(|remedy| remedy.to_string()),

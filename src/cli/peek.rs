@@ -13,19 +13,21 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::cli::config;
 use crate::cli::output::note;
 use crate::config::layers::Settings;
-use crate::config::unit::human_bytes;
-use crate::config::{Config, OutboxConfig, SlotName, SourceConfig};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
-use crate::event::{Assembler, BaseTypes, Event, Step};
-use crate::position::{Lsn, Position};
+use crate::config::{Config, SourceConfig};
 use crate::postgres::replication::{SystemIdentity, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::slot_now;
-use crate::route::Router;
 use crate::source::preflight::{Facts, inspect, judge, judge_backlog};
 use crate::source::{Status, WalMessage, WalStream, judge_notice};
 use crate::state::check::{Start, reconcile};
-use crate::state::{self, ServerIdentity, Stored};
+use crate::state::{self, Stored};
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::config::{OutboxConfig, SlotName};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
+use walrelay_core::event::{Assembler, BaseTypes, Event, Step};
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::route::Router;
 
 /// The longest wait for the stored position: the operator may ask because Kafka is down.
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);

@@ -11,20 +11,20 @@ use crate::cli::config::{self, DAY, SourceSettings, duration};
 use crate::cli::output::{Grid, Outcome, Output, age, cell, labelled, notes, or_dash, print_report, time};
 use crate::cli::peek::{Peek, Reading, Route, Subject, value};
 use crate::cli::progress::Bar;
-use crate::clock::now_us;
-use crate::config::unit::{exact_duration, human_bytes};
-use crate::config::{CopiedRows, OutboxConfig};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::event::Event;
 use crate::poll::select::extent;
 use crate::poll::{Reader, Selection, table_facts};
-use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::relay::{can_be_read, polls_because, which};
 use crate::sink::json_of;
 use crate::source::row_key;
 use crate::state::{self, Rows};
 use crate::upkeep::cleanup::published_of;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::unit::{exact_duration, human_bytes};
+use walrelay_core::config::{CopiedRows, OutboxConfig};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::event::Event;
+use walrelay_core::position::Lsn;
 
 #[derive(Debug, Args)]
 pub(crate) struct PendingArgs {
@@ -333,7 +333,7 @@ async fn polled(subject: Subject, why: &str) -> Result<Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::tests::{COLUMNS, Lab, outbox};
+    use walrelay_core::testing::{COLUMNS, Lab, outbox};
 
     const NOON_US: i64 = 1_772_366_400_000_000;
     const HOUR_MS: i64 = 3_600_000;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::{Output, note};
-use crate::printable::printable;
+use walrelay_core::printable::printable;
 
 /// A command that ends sooner shows no bar.
 const SHOWN_AFTER: Duration = Duration::from_millis(500);

@@ -11,13 +11,14 @@ use crate::cli::config::{self, RelaySettings, flags};
 use crate::cli::output::{Consent, Grid, Outcome, Output, counted, note, notes, or_dash, print_report};
 use crate::cli::progress::{Bar, Sending};
 use crate::cli::sql::{Range, Times};
-use crate::config::{Config, TableName};
-use crate::error::{Error, Kind, Result};
-use crate::event::Shown;
+use crate::config::Config;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
 use crate::replay::{FoundRows, Replay, ReplayProgress, RowFilter, SendEnd, Survey, UpTo};
 use crate::sink::AnySink;
+use walrelay_core::config::TableName;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::Shown;
 
 #[derive(Debug, Args, Serialize)]
 #[command(group = ArgGroup::new("rows").required(true).multiple(true).args(["id", "aggregate", "since", "condition"]))]

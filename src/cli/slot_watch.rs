@@ -8,8 +8,7 @@ use tokio_postgres::error::SqlState;
 use crate::cli::parked::table::ParkedCount;
 use crate::cli::sql::ClockDifference;
 use crate::cli::status;
-use crate::config::{OutboxConfig, SlotName, SourceConfig};
-use crate::error::{Error, Kind, Result};
+use crate::config::SourceConfig;
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::quote::quote_table;
@@ -17,6 +16,8 @@ use crate::postgres::sql::SqlSession;
 use crate::telemetry::health::ToDo;
 use crate::telemetry::metrics::{Metrics, RowState, SlotState};
 use crate::telemetry::{Side, Telemetry};
+use walrelay_core::config::{OutboxConfig, SlotName};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// How often slot and rows are looked at, where that takes little time.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -8,15 +8,15 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSql;
 use tokio_postgres::{Client, Row};
 
-use crate::clock::now_us;
-use crate::config::unit::parse_duration;
-use crate::config::{OutboxConfig, TableName};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::unit::parse_duration;
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// How far the clock of a server is ahead of that of this host, in microseconds.
 #[derive(Debug, Clone, Copy)]

@@ -17,17 +17,16 @@ use crate::cli::output::{
     Outcome, Output, clear_screen, counted, labelled, or_dash, print, print_line, print_to_reader,
 };
 use crate::cli::parked::table::ParkedCount;
-use crate::clock::now_us;
-use crate::config::SlotName;
-use crate::config::unit::{human_bytes, parse_bytes};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
-use crate::position::Lsn;
 use crate::postgres::query::{Param, one_json};
 use crate::postgres::sql::SqlSession;
 use crate::source::lease;
 use crate::source::preflight::UNMADE;
-use crate::telemetry::IntakeClosed;
 use crate::telemetry::http::{RelayAnswer, ask_relay};
+use walrelay_core::clock::now_us;
+use walrelay_core::config::SlotName;
+use walrelay_core::config::unit::{human_bytes, parse_bytes};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
+use walrelay_core::position::Lsn;
 
 const STATUS: &str = include_str!("../../sql/status.sql");
 /// Follows a value that Postgres hides from the role.
@@ -496,7 +495,7 @@ impl From<Result<RelayAnswer, String>> for Asked {
                 ready: Some(readiness.ready),
                 ready_detail: readiness.detail,
                 intake: Some(if intake_closed.is_none() { "open" } else { "closed" }.to_owned()),
-                intake_detail: intake_closed.map(IntakeClosed::words),
+                intake_detail: intake_closed.map(|why| why.words().to_owned()),
                 fix: readiness.fix,
                 judged_by: None,
             },

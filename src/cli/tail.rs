@@ -9,13 +9,13 @@ use tokio::time::timeout;
 use crate::cli::config::{self, SourceSettings};
 use crate::cli::output::{Failure, Outcome, warn};
 use crate::cli::peek::{Peek, Route, Subject, value};
-use crate::config::{OutboxConfig, SlotName};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::event::Event;
 use crate::relay::polls_because;
 use crate::relay::stop::{Stop, on_signals};
-use crate::route::Record;
 use crate::sink::printed;
+use walrelay_core::config::{OutboxConfig, SlotName};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::event::Event;
+use walrelay_core::route::Record;
 
 #[derive(Debug, Args)]
 pub(crate) struct TailArgs {
@@ -181,7 +181,7 @@ fn no_slot(slot: &SlotName, why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::tests::{COLUMNS, Lab, outbox};
+    use walrelay_core::testing::{COLUMNS, Lab, outbox};
 
     /// The ids of the printed records.
     fn printed_of(filter: Filter, left: u64) -> String {

@@ -10,14 +10,15 @@ use crate::cli::output::{Outcome, Output, confirm, note, print_report};
 use crate::cli::parked::table::ParkedCount;
 use crate::cli::peek::{Peek, Route, Subject};
 use crate::cli::steps::{How, Plan, Step};
+use crate::config::SourceConfig;
 use crate::config::layers::Settings;
-use crate::config::{OutboxConfig, SourceConfig, TableName};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result, both};
-use crate::event::Event;
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::source::catalog::{Catalog, Catalogs, Publication, Seen};
 use crate::source::preflight::{self, Slot};
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result, both};
+use walrelay_core::event::Event;
 
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -256,8 +257,9 @@ fn unread(source: &SourceConfig, error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EventSource, StreamConfig};
+    use crate::config::StreamConfig;
     use crate::conninfo::ConnInfo;
+    use walrelay_core::config::EventSource;
 
     #[test]
     fn a_slot_that_cannot_be_read_has_a_remedy() {

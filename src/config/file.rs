@@ -12,9 +12,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
-use super::text::{RULES, TEMPLATE, is_own_header};
-use crate::error::{Error, Errors, Kind, Remedy, Result};
-use crate::secret::Secret;
+use walrelay_core::config::text::{RULES, TEMPLATE, is_own_header};
+use walrelay_core::error::{Error, Errors, Kind, Remedy, Result};
+use walrelay_core::secret::Secret;
 
 const SET: &str = "set";
 

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, DeliveryConfig, Http, KAFKA_PROPERTIES, KEYS, KafkaConfig, Log, Mode, Model, OnError, OnLoss, PollConfig,
-    ReadTails, Shutdown, SinkKind, Slot, StateConfig, StoreKind, StreamConfig, how_to_set,
+    Backlog, Http, KAFKA_PROPERTIES, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkKind, Slot,
+    StateConfig, StoreKind, StreamConfig, how_to_set,
 };
-use super::name::{SlotName, TableName, is_identifier, is_number};
 use super::otel::{self, OtelConfig, otel};
-use super::outbox::{OutboxConfig, Upkeep, ValueConfig};
-use super::unit::exact_duration;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Errors, Kind, Result, both};
-use crate::secret::Secret;
+use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
+use walrelay_core::config::outbox::{OutboxConfig, Upkeep, ValueConfig};
+use walrelay_core::config::unit::exact_duration;
+use walrelay_core::config::{DeliveryConfig, OnError, ReadTails};
+use walrelay_core::error::{Error, Errors, Kind, Result, both};
+use walrelay_core::secret::Secret;
 
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
@@ -983,5 +984,59 @@ mod tests {
         let transactions = config.delivery.transactions().unwrap();
         assert_eq!(transactions.transactional_id("7300", "orders"), "walrelay-7300-orders");
         assert_eq!(transactions.timeout, Duration::from_secs(15));
+    }
+
+    fn outboxes(text: &str) -> Result<Vec<OutboxConfig>> {
+        Settings::of(text)?.outboxes()
+    }
+
+    #[test]
+    fn settings_of_an_outbox_override_those_for_all_outboxes() {
+        let outboxes = outboxes(
+            "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = '{v}'\n\
+             [[outbox]]\ntable = 'one'\n\
+             [[outbox]]\ntable = 'two'\ncolumns.id = 'number'\nroute.topic = 'second'\n\
+             [outbox.route.headers]\nb = '{b}'\n[outbox.format.envelope]\nx = '{x}'\n\
+             [[outbox]]\nmessage_prefix = 'shop'\n",
+        )
+        .unwrap();
+        let told: Vec<_> = outboxes
+            .iter()
+            .map(|outbox| (outbox.source.to_string(), outbox.route.topic.source(), outbox.columns.join(" ")))
+            .collect();
+        let told: Vec<_> =
+            told.iter().map(|(source, topic, columns)| (source.as_str(), *topic, columns.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                ("public.one", "all", "id k a v"),
+                ("public.two", "second", "number k b x"),
+                ("messages with prefix \"shop\"", "all", "message_lsn k a v"),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_outbox_clears_a_common_setting_with_an_empty_value() {
+        let outboxes = outboxes(
+            "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = '{a}'\n\
+             [[outbox]]\ntable = 'one'\n\
+             [[outbox]]\ntable = 'two'\nroute.headers_from = ''\nroute.partition = ''\nroute.timestamp = ''\n\
+             [outbox.route.headers]\n",
+        )
+        .unwrap();
+        let columns: Vec<_> = outboxes.iter().map(|outbox| outbox.columns.join(" ")).collect();
+        assert_eq!(columns, ["id aggregatetype aggregateid m a p t payload", "id aggregatetype aggregateid payload"]);
+        assert!(outboxes.iter().skip(1).all(|outbox| outbox.route.headers_from.is_none()));
+    }
+
+    #[test]
+    fn the_max_attempts_column_is_read_with_the_row() {
+        let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = :attempts'";
+        let outboxes = outboxes(text).unwrap();
+        let [outbox] = outboxes.as_slice() else { panic!("{}", outboxes.len()) };
+        assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
+        assert_eq!(outbox.columns.join(" "), "id aggregatetype aggregateid max_retries payload");
+        assert_eq!(outbox.upkeep.mark_waiting.as_deref(), Some("n = :attempts"));
     }
 }

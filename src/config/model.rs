@@ -9,15 +9,15 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
+use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
-use super::name::SlotName;
-use super::outbox::{Format, Outbox, RouteConfig};
-use super::text;
-use super::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
-use crate::secret::Secret;
+use walrelay_core::config::outbox::{Format, Outbox, RouteConfig};
+use walrelay_core::config::text;
+use walrelay_core::config::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
+use walrelay_core::config::{DeliveryConfig, SlotName};
+use walrelay_core::secret::Secret;
 
 const SECOND_MS: u64 = 1000;
 const HOUR_MS: u64 = 3600 * SECOND_MS;
@@ -33,51 +33,51 @@ pub(crate) const KAFKA_PROPERTIES: &str = "kafka.properties";
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Model {
-    pub(super) database: Database,
-    pub(super) slot: Slot,
-    pub(super) poll: PollConfig,
-    pub(super) outbox: Outbox,
-    pub(super) upkeep: UpkeepSession,
-    pub(super) route: RouteConfig,
-    pub(super) format: Format,
-    pub(super) sink: Sink,
-    pub(super) kafka: KafkaConfig,
-    pub(crate) delivery: DeliveryConfig,
-    pub(super) state: StateConfig,
-    pub(crate) http: Http,
-    pub(super) otel: Otel,
-    pub(crate) log: Log,
-    pub(super) shutdown: Shutdown,
+    pub database: Database,
+    pub slot: Slot,
+    pub poll: PollConfig,
+    pub outbox: Outbox,
+    pub upkeep: UpkeepSession,
+    pub route: RouteConfig,
+    pub format: Format,
+    pub sink: Sink,
+    pub kafka: KafkaConfig,
+    pub delivery: DeliveryConfig,
+    pub state: StateConfig,
+    pub http: Http,
+    pub otel: Otel,
+    pub log: Log,
+    pub shutdown: Shutdown,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Database {
+pub(crate) struct Database {
     /// The connection string. No default: without it the `PG*` variables apply, as for `psql`.
     #[serde(serialize_with = "text::no_default")]
-    pub(super) url: Option<Secret>,
+    pub url: Option<Secret>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct UpkeepSession {
+pub(crate) struct UpkeepSession {
     /// The connection string for writes to rows and to `walrelay.parked`. No default: the relay's own role writes. A role
     /// of its own keeps triggers of the table from running as the replication role.
     #[serde(serialize_with = "text::no_default")]
-    pub(super) database: Option<Secret>,
+    pub database: Option<Secret>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     /// The slot. Required: two relays on one slot would disconnect each other, so there is no shared default.
     #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
-    pub(super) name: Option<SlotName>,
+    pub name: Option<SlotName>,
     /// The publication. Follows from the slot's name, because `setup` creates both.
     #[serde(deserialize_with = "text::optional")]
-    pub(super) publication: Option<String>,
+    pub publication: Option<String>,
     #[serde(flatten)]
-    pub(super) stream: StreamConfig,
+    pub stream: StreamConfig,
 }
 
 /// How a slot is read, and what is done about one that is lost or retains too much.
@@ -109,7 +109,7 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    pub(crate) fn gives_up_over_budget(&self) -> bool {
+    pub fn gives_up_over_budget(&self) -> bool {
         self.over_budget == OverBudget::GiveUp
     }
 }
@@ -147,8 +147,11 @@ impl FromStr for Backlog {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Mode {
     /// From the replication slot
     #[default]
@@ -159,8 +162,11 @@ pub enum Mode {
     Auto,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum OnLoss {
     /// Create it again, and read the unpublished rows from the table
     #[default]
@@ -169,8 +175,11 @@ pub enum OnLoss {
     Stop,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum OverBudget {
     /// The slot stays, and the relay reports that it is not ready
     #[default]
@@ -199,13 +208,16 @@ pub struct PollConfig {
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Sink {
+pub(crate) struct Sink {
     /// Where records go. Kafka: the others are for trying walrelay out.
-    pub(super) kind: SinkKind,
+    pub kind: SinkKind,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum SinkKind {
     /// To Kafka
     #[default]
@@ -245,154 +257,6 @@ pub struct KafkaConfig {
     pub cluster_id: Option<String>,
 }
 
-/// How events are delivered, and the reaction to events that cannot be delivered.
-#[derive(Debug, Clone, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
-#[serde(default)]
-pub struct DeliveryConfig {
-    /// The reaction to an event that cannot be delivered. The relay stops: an operator decides what may be lost.
-    pub on_error: OnError,
-    /// Topic of dead letters. One for all relays of a cluster: a dead letter names its relay.
-    #[default("walrelay-dead-letters")]
-    pub dead_letter_topic: String,
-    /// The retries after a fault that an operator can repair.
-    #[serde(flatten)]
-    pub retry: RetryConfig,
-    /// Whether the relay reads the tails of topics at start. At start: it avoids nearly all duplicates after a crash.
-    pub read_tails: ReadTails,
-    /// How often an event is delivered. At least once: consumers need no transactions, and no event waits for a commit.
-    pub guarantee: Guarantee,
-    /// The Kafka transactions, which only delivery exactly once has: [`DeliveryConfig::transactions`].
-    #[serde(flatten)]
-    pub transaction: TransactionConfig,
-}
-
-impl DeliveryConfig {
-    /// The Kafka transactions, for delivery exactly once.
-    pub fn transactions(&self) -> Option<&TransactionConfig> {
-        (self.guarantee == Guarantee::ExactlyOnce).then_some(&self.transaction)
-    }
-}
-
-/// The retries before events are given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
-#[serde(default)]
-pub struct RetryConfig {
-    /// Attempts after the first. Ten take a quarter of an hour: enough for an operator to grant a right.
-    #[default(10)]
-    #[serde(rename = "retry_attempts", with = "Within::<Count, 0, 1_000_000>")]
-    pub attempts: u32,
-    #[default(Duration::from_secs(1))]
-    #[serde(rename = "retry_base", with = "Lasting::<100, HOUR_MS>")]
-    pub base: Duration,
-    /// The factor from one wait to the next.
-    #[default(2)]
-    #[serde(rename = "retry_factor", with = "Within::<Count, 1, 10>")]
-    pub factor: u32,
-    #[default(Duration::from_secs(300))]
-    #[serde(rename = "retry_cap", with = "Lasting::<SECOND_MS, DAY_MS>")]
-    pub cap: Duration,
-    /// How much a wait is shortened at random, so that events that failed together are not retried together.
-    #[default(20)]
-    #[serde(rename = "retry_jitter_percent", with = "Within::<Count, 0, 100>")]
-    pub jitter_percent: u32,
-}
-
-impl RetryConfig {
-    /// The same for an event with `max_attempts`, which counts all attempts. The first attempt is always made.
-    #[must_use]
-    pub fn within(self, max_attempts: Option<u32>) -> RetryConfig {
-        RetryConfig { attempts: max_attempts.map_or(self.attempts, |max| max.saturating_sub(1)), ..self }
-    }
-
-    /// The wait after `failed` attempts, which include the first; none after the last one. `chance` is below 1.
-    pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
-        if failed > self.attempts {
-            return None;
-        }
-        let longer = self.factor.checked_pow(failed.saturating_sub(1)).unwrap_or(u32::MAX);
-        let wait = self.base.checked_mul(longer).unwrap_or(self.cap).min(self.cap);
-        Some(wait.mul_f64(1.0 - chance * f64::from(self.jitter_percent.min(100)) / 100.0))
-    }
-}
-
-/// The greatest number of attempts of an event, from the text of its column; none if the text is not an integer.
-pub(crate) fn max_attempts(text: &[u8]) -> Option<u32> {
-    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-    Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
-}
-
-/// A Kafka transaction takes events for its timeout divided by this. The rest of the time is for acks and the commit.
-const FILLING: u32 = 3;
-
-/// The Kafka transactions, which commit events together with the position after them.
-#[derive(Debug, Clone, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
-#[serde(default)]
-pub struct TransactionConfig {
-    /// The beginning of the transactional id. The server's system identifier and the slot's name follow. `walrelay-`: the
-    /// owner is visible in lists, and one ACL covers all relays.
-    #[default("walrelay-")]
-    #[serde(rename = "transactional_id_prefix")]
-    pub id_prefix: String,
-    /// Events per Kafka transaction. Ten thousand: more do not lower the cost of a commit per event noticeably.
-    #[default(10_000)]
-    #[serde(rename = "transaction_max_events", with = "Within::<Count, 1, 1_000_000>")]
-    pub max_events: u64,
-    /// How long an event waits for others in its transaction. A tenth of a second: many events share the cost of a commit.
-    #[default(Duration::from_millis(100))]
-    #[serde(rename = "transaction_interval", with = "Lasting::<1, { 300 * SECOND_MS }>")]
-    pub interval: Duration,
-    /// How long the broker keeps a transaction open. Fifteen seconds: longer than a broker's election. Consumers wait at
-    /// most this long after the end of the last relay.
-    #[default(Duration::from_secs(15))]
-    #[serde(rename = "transaction_timeout", with = "Lasting::<{ 3 * SECOND_MS }, { 900 * SECOND_MS }>")]
-    pub timeout: Duration,
-}
-
-impl TransactionConfig {
-    /// The longest time in which one transaction takes events.
-    pub(crate) fn filling_max(&self) -> Duration {
-        self.timeout / FILLING
-    }
-
-    /// The transactional id of the relays of this slot.
-    pub(crate) fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
-        format!("{}{system_identifier}-{slot}", self.id_prefix)
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReadTails {
-    #[default]
-    AtStart,
-    Never,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnError {
-    /// Stop before the event
-    #[default]
-    Stop,
-    /// Park the event and later ones of its aggregate, and continue
-    Park,
-    /// Write the event to the dead-letter topic, and continue
-    DeadLetter,
-    /// Give the event up with a line in the log, and continue
-    Skip,
-}
-
-/// How often an event is delivered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Guarantee {
-    /// Each event, and some twice after a crash
-    #[default]
-    AtLeastOnce,
-    /// Each event once, in Kafka transactions, for consumers that read only committed records
-    ExactlyOnce,
-}
-
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct StateConfig {
@@ -408,8 +272,11 @@ pub struct StateConfig {
     pub adopt_slot: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum StoreKind {
     /// In a compacted Kafka topic
     #[default]
@@ -425,43 +292,46 @@ pub enum StoreKind {
 pub(crate) struct Http {
     /// Address of metrics and health. Off: walrelay opens no port by default.
     #[serde(deserialize_with = "text::address")]
-    pub(crate) listen: Option<SocketAddr>,
+    pub listen: Option<SocketAddr>,
     /// Not ready after this long with work and without an ack or a confirmed LSN. A minute: longer than a broker's
     /// election.
     #[default(Duration::from_secs(60))]
     #[serde(with = "Lasting::<SECOND_MS, DAY_MS>")]
-    pub(crate) ready_within: Duration,
+    pub ready_within: Duration,
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Otel {
+pub(crate) struct Otel {
     /// URL of a collector that takes OTLP/HTTP. Off: walrelay sends nothing by default.
-    pub(super) endpoint: String,
+    pub endpoint: String,
     /// Headers of each request, as `NAME=VALUE,NAME=VALUE`. None: a collector beside the relay asks for none.
     #[serde(serialize_with = "text::no_default")]
-    pub(super) headers: Option<Secret>,
+    pub headers: Option<Secret>,
     /// `service.name`. `walrelay`: the slot is an attribute of its own.
-    pub(super) service_name: String,
+    pub service_name: String,
     /// The wait between two exports. Ten seconds: the queue of spans is short.
     #[default(Duration::from_secs(10))]
     #[serde(with = "Lasting::<SECOND_MS, { 60 * SECOND_MS }>")]
-    pub(super) interval: Duration,
+    pub interval: Duration,
 }
 
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Log {
     /// Form of log lines. Text: a system that collects logs can ask for JSON.
-    pub(crate) format: LogFormat,
+    pub format: LogFormat,
     /// The log filter. `info`: start, stop, faults and their end; nothing per event.
     #[default("info")]
-    pub(crate) filter: String,
+    pub filter: String,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum LogFormat {
+#[strum(serialize_all = "kebab-case")]
+pub enum LogFormat {
     /// For people
     #[default]
     Text,
@@ -475,7 +345,7 @@ pub(crate) struct Shutdown {
     /// How long a stop waits for acks. Thirty seconds: longer than a broker's election.
     #[default(Duration::from_secs(30))]
     #[serde(with = "Lasting::<0, HOUR_MS>")]
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
 }
 
 /// A key of the file with one value.
@@ -523,7 +393,7 @@ impl Key {
     }
 }
 
-pub(super) fn how_to_set(path: &str) -> String {
+pub(crate) fn how_to_set(path: &str) -> String {
     let Some(key) = KEYS.iter().find(|key| key.path == path) else { return path.to_owned() };
     let (table, name) = key.parts();
     let flag = key.flag.map(|flag| format!("--{flag}, ")).unwrap_or_default();
@@ -554,7 +424,7 @@ fn collect_keys(table: &str, defaults: yaml_serde::Mapping, keys: &mut Vec<Key>)
     }
 }
 
-pub(super) fn tables() -> Vec<&'static str> {
+pub(crate) fn tables() -> Vec<&'static str> {
     let mut tables: Vec<&str> = Vec::new();
     for key in KEYS.iter() {
         let (table, _) = key.parts();
@@ -571,19 +441,6 @@ pub(super) fn tables() -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_max_attempts_of_a_row_include_the_first_and_are_at_least_one() {
-        let retry = DeliveryConfig::default().retry;
-        for (text, tries) in [("3", 2), ("1", 0), ("0", 0), ("-7", 0), ("99999999999", u32::MAX - 1)] {
-            assert_eq!(retry.within(max_attempts(text.as_bytes())).attempts, tries, "{text}");
-        }
-        for text in ["", "three", "2.5", "3 ", "99999999999999999999"] {
-            assert_eq!(max_attempts(text.as_bytes()), None, "{text}");
-        }
-        assert_eq!(max_attempts(b"\xff"), None);
-        assert_eq!(retry.within(None), retry);
-    }
 
     #[test]
     fn a_variable_is_named_after_the_flag_or_else_the_key() {

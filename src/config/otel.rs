@@ -12,8 +12,8 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
 
 use super::file::{Given, Layer, Origin};
-use crate::error::{Error, Kind, Result};
-use crate::secret::Secret;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 /// The variables that are read. Of others, walrelay warns.
 pub(super) const VARIABLES: [&str; 6] = [

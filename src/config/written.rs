@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::file::Layer;
 use super::layers::{Config, Settings, is_secret_property};
 use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
-use super::outbox::MESSAGE_LSN;
+use walrelay_core::config::outbox::MESSAGE_LSN;
 
 /// Properties whose values are useful and cannot be secrets. Numbers and truth values are always shown.
 const SHOWN_PROPERTIES: &[&str] = &[

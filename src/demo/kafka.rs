@@ -14,11 +14,11 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::verify::{Delivered, Topics, fingerprint};
-use crate::clock::now_us;
 use crate::config::KafkaConfig;
-use crate::error::{Error, Kind, Result};
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, TopicAdmin, TopicReader, TopicRecord};
+use walrelay_core::clock::now_us;
+use walrelay_core::error::{Error, Kind, Result};
 
 const PARTITIONS: i32 = 6;
 

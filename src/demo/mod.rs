@@ -21,14 +21,14 @@ pub use postgres::PrivatePostgres;
 
 use crate::config::Config;
 use crate::config::layers::{Environment, Settings};
-use crate::config::unit::parse_seconds;
-use crate::error::{Error, Kind, Result};
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals, stop_channel};
 use crate::telemetry::Telemetry;
 use kafka::{Broker, Consumer, ID_HEADER};
 use process::memory_bytes;
 use verify::Report;
+use walrelay_core::config::unit::parse_seconds;
+use walrelay_core::error::{Error, Kind, Result};
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
 use super::process::{Guardian, send_signal};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The superuser, and the database everything happens in.
 pub const USER: &str = "postgres";

@@ -19,8 +19,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::postgres::connect;
 use super::verify::{Committed, fingerprint};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The outbox table.
 pub(crate) const OUTBOX_TABLE: &str = "public.outbox";

@@ -9,12 +9,12 @@ use super::Effect::{Differs, MayDiffer, ToDo};
 use super::given::{Given, LOGIN, PRODUCER_PREFIX};
 use super::options::{Fate, OPTIONS, PRODUCER};
 use crate::config::model::KAFKA_PROPERTIES;
-use crate::config::name::quoted;
-use crate::config::{SlotName, TableName};
-use crate::error::{Error, Kind, Result};
-use crate::secret::Secret;
 use crate::sink::kafka::properties::check_properties;
-use crate::template::of_java;
+use walrelay_core::config::name::quoted;
+use walrelay_core::config::{SlotName, TableName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
+use walrelay_core::template::of_java;
 
 pub(super) const TABLES: &str = "table.include.list";
 const NOT_SEEN: &str = "carried as written. Debezium compares without case. Of the table nothing is known: no type that Java \

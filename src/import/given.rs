@@ -6,7 +6,7 @@
 
 use yaml_serde::Value as Yaml;
 
-use crate::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, Result};
 
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 pub(super) const ROUTER_PREFIX: &str = "router.";

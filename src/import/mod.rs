@@ -19,11 +19,11 @@ mod router;
 
 use serde::Serialize;
 
-use crate::config::TableName;
 use crate::config::written::Draft;
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
 use given::Given;
+use walrelay_core::config::TableName;
+use walrelay_core::error::{Error, Kind, Result};
 
 const HEADING: &str = "Made by `walrelay config import` of a Debezium connector's configuration.";
 

@@ -8,7 +8,7 @@ use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, is
 use super::given::{Form, Given};
 use crate::config::model::{ENVELOPE, HEADERS};
 use crate::postgres::catalog::{self, Column};
-use crate::template::{Template, of_java};
+use walrelay_core::template::{Template, of_java};
 
 const REGEX: &str = "(?<routedByValue>.*)";
 const REPLACEMENT: &str = "outbox.event.${routedByValue}";

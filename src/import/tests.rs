@@ -5,16 +5,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::*;
+use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, ValueConfig};
-use crate::decode;
-use crate::event::{Place, Polled, Via};
-use crate::position::Lsn;
 use crate::postgres::catalog::{self, BaseType};
-use crate::route::{Record, Router};
 use crate::sink::kafka::properties::check_properties;
 use crate::sink::{hash, partition};
+use walrelay_core::config::ValueConfig;
+use walrelay_core::decode;
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::position::Lsn;
+use walrelay_core::route::{Record, Router};
 
 /// Debezium Server with its defaults for everything but key and value.
 const SERVER_PROPERTIES: &str = include_str!("../../tests/debezium/imports/server.properties");

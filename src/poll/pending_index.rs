@@ -2,12 +2,12 @@
 
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::config::OutboxConfig;
-use crate::error::Result;
 use crate::poll::reader::all_table_facts;
 use crate::poll::select::{TableFacts, from};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::Result;
 
 /// No index serves `outbox.pending`: each search for pending rows reads the whole table.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,17 +8,17 @@ use serde::Deserialize;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream, Statement};
 
-use crate::config::{OutboxConfig, TableName};
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result};
 use crate::poll::select::{Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by};
-use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table, no_table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
-use crate::snapshot::Snapshot;
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
 
 /// The columns after the outbox's at the end of each row.
 const OWN_COLUMNS: usize = 3;

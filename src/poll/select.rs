@@ -5,14 +5,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{OutboxConfig, TableName};
-use crate::decode;
-use crate::error::{Error, Kind, Result};
-use crate::ledger::trail::Published;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
-use crate::snapshot::Snapshot;
 use crate::source::preflight::has_payload;
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::decode;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::snapshot::Snapshot;
 
 /// The facts of an outbox table that reading its rows needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -423,7 +423,7 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EventSource, RowKey, Upkeep};
+    use walrelay_core::config::{EventSource, RowKey, Upkeep};
 
     fn outbox() -> OutboxConfig {
         OutboxConfig {

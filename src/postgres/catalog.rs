@@ -4,9 +4,9 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::config::TableName;
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::query::{Param, one_text, parsed};
+use walrelay_core::config::TableName;
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 
 const TABLE: &str = include_str!("../../sql/table.sql");
 

@@ -10,7 +10,7 @@ use std::io;
 
 use tokio_rustls::rustls;
 
-use crate::error::{Error, Kind, NextCommand, Remedy};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy};
 
 /// The operation that failed. The SQLSTATE alone does not tell a slot from a publication.
 #[derive(Debug, Clone, Copy)]

@@ -7,8 +7,8 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The time limit for a statement that reads catalogs or one row. A session that needs longer is stuck.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
 //! Quotes names and texts for SQL (P11). Replication commands take no parameters, so quoting is the only way.
 
-use crate::config::TableName;
-use crate::config::name::in_quotes;
-use crate::error::{Error, Kind, Result};
+use walrelay_core::config::TableName;
+use walrelay_core::config::name::in_quotes;
+use walrelay_core::error::{Error, Kind, Result};
 
 /// `name` as a quoted identifier. Refuses a name that is empty or holds NUL, which cannot be quoted.
 pub(crate) fn quote_ident(name: &str) -> Result<String> {

@@ -6,10 +6,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::config::{SlotName, SourceConfig};
+use crate::config::SourceConfig;
 use crate::conninfo::{ConnInfo, Target};
-use crate::error::{Error, Kind, Result};
-use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{publication_literal, quote_ident};
 use crate::postgres::session::{Row, Session, StartUp};
@@ -17,6 +15,9 @@ use crate::postgres::sql::in_recovery_error;
 use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Transport};
 use crate::postgres::wire::Inbox;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::position::Lsn;
 
 /// The greatest message before streaming. The largest is a timeline's history.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;

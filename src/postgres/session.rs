@@ -15,10 +15,10 @@ use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_postgres::config::ChannelBinding;
 
-use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::wire::{Inbox, parameter_status, take_text};
-use crate::secret::Secret;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 /// The greatest message before the server is authenticated, and the greatest sum of rows of a simple query.
 pub(super) const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;

@@ -15,12 +15,12 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::conninfo::{ConnInfo, Target};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::bounded::{Bounded, BoundedTls};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{QueryError, STATEMENT_TIMEOUT};
 use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Socket};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// Settings for the text of values, for time limits, and for what a session may do to others. They override role and
 /// database; the server skips unknown ones.

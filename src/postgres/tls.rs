@@ -25,7 +25,7 @@ use x509_cert::der::oid::db::rfc5912::{
 };
 
 use crate::conninfo::{RootCert, SslMode, TlsSettings, check_private};
-use crate::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The client's TLS configuration for these settings, or `None` where TLS is never used. Reads the named files, and refuses
 /// a key that others may read.

@@ -18,9 +18,9 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_util::either::Either;
 
 use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::tls;
+use walrelay_core::error::{Error, Kind, Result};
 
 /// A plain socket, or one with TLS.
 pub(crate) type Transport = Either<Socket, Box<TlsStream<Socket>>>;

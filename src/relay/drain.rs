@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::publisher::Publisher;
 use super::shared_loop::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
-use crate::error::Result;
-use crate::sink::Sink;
+use walrelay_core::error::Result;
+use walrelay_core::publisher::Publisher;
+use walrelay_core::sink::Sink;
 
 /// How long acks are waited for after an error.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,14 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::unit::human_bytes;
-use crate::config::{Config, SlotName, SourceConfig, TableName};
-use crate::error::{Error, Kind, Result};
-use crate::event::RowId;
-use crate::failpoint;
-use crate::ledger::trail::Published;
-use crate::position::{Lsn, Position};
-use crate::relay::delivered_before::Tail;
+use crate::config::{Config, SourceConfig};
 use crate::relay::recovery::can_go_on;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::Job;
@@ -25,6 +18,14 @@ use crate::relay::store::AnyStore;
 use crate::sink;
 use crate::source::control::{Control, PendingRow, WalPosition};
 use crate::source::watch::{Fingerprint, Look, Versioned};
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::config::{SlotName, TableName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::failpoint;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::delivered_before::Tail;
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(30);

@@ -7,26 +7,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::now_us;
-use crate::config::{Config, OutboxConfig, SinkKind};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Config, SinkKind};
 use crate::state::Stored;
 use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 use crate::upkeep::{self, bound};
+use walrelay_core::clock::now_us;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind, Result};
 
-mod batches;
-mod context;
-pub mod delivered_before;
 pub(crate) mod drain;
 mod jobs;
 mod outage;
-mod parked_index;
-pub mod pipeline;
 mod producer;
 mod published_versions;
-pub mod publisher;
-pub mod quarantine;
 mod recovery;
 mod replication;
 mod retrying;
@@ -39,10 +33,9 @@ mod stream_reader;
 mod supervisor;
 mod table;
 mod table_loop;
-mod transaction;
-mod write_back;
 
 pub(crate) use self::jobs::RetentionLimit;
+pub(crate) use self::producer::setup_of;
 pub(crate) use self::recovery::{can_be_read, which};
 pub(crate) use self::session::{makes_slot, polls_because, slot_now, start_from};
 pub(crate) use self::shared_loop::RETRY_INTERVAL;

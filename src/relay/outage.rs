@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OnError, OutboxConfig};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::position::Position;
-use crate::relay::quarantine::Quarantine;
+use crate::config::Config;
 use crate::sink::reduce_batches;
 use crate::telemetry::{Side, Telemetry};
+use walrelay_core::config::{OnError, OutboxConfig};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::position::Position;
+use walrelay_core::publisher::quarantine::Quarantine;
 
 /// The first wait: a server that is restarted may be back within a second.
 const FIRST: Duration = Duration::from_millis(50);
@@ -257,7 +258,7 @@ fn refused_by(
     let is_of_position = topic == config.state.topic;
     let max_attempts = if is_of_letters || is_of_position { Some(u32::MAX) } else { error.max_attempts };
     let retry = delivery.retry.within(max_attempts);
-    let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now(), fastrand::f64());
+    let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now().into_std(), fastrand::f64());
     let wait_ms = wait.map(|wait| wait.as_millis());
     if is_of_letters {
         let fix = error.what_to_do();

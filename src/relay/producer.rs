@@ -5,17 +5,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
-use crate::event::RowId;
-use crate::ledger::trail::Published;
-use crate::position::Position;
-use crate::relay::pipeline::{OpenTransaction, Pipeline};
-use crate::relay::publisher::Setup;
-use crate::relay::quarantine::Quarantine;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::store::Known;
+use crate::sink::RECORD_COST_BYTES;
 use crate::sink::{AnySink, SinkHandle};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::ledger::Limits;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::Position;
+use walrelay_core::publisher::Setup;
+use walrelay_core::publisher::pipeline::{OpenTransaction, Pipeline};
+use walrelay_core::publisher::quarantine::Quarantine;
 
 pub(super) struct RelayProducer {
     state: State,
@@ -158,7 +160,7 @@ impl RelayProducer {
         }
         let is_here = |delivered: &Position| belongs(*delivered, stored, same_server) == Belongs::Here;
         let start = left.delivered.take().filter(is_here).unwrap_or(stored);
-        let setup = Setup::of(config);
+        let setup = setup_of(config);
         let mut pipeline = Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.quarantine = self.quarantine.take_over();
         pipeline.publisher.write_backs = std::mem::take(&mut left.write_backs).behind(stored);
@@ -245,10 +247,25 @@ fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs 
     }
 }
 
+/// The configuration of a publisher.
+pub(crate) fn setup_of(config: &Config) -> Setup {
+    let limits = Limits {
+        events: config.kafka.max_in_flight_events,
+        bytes: config.kafka.max_in_flight_bytes,
+        each: RECORD_COST_BYTES,
+    };
+    Setup {
+        slot: config.source.slot.clone(),
+        outboxes: config.outboxes.clone(),
+        limits,
+        delivery: config.delivery.clone(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::Lsn;
+    use walrelay_core::position::Lsn;
 
     #[test]
     fn a_position_delivered_before_a_failover_does_not_count_on_the_new_timeline() {

@@ -2,18 +2,19 @@
 
 use tokio_postgres::Client;
 
-use crate::config::{Backlog, Config, CopiedRows, Mode, OnLoss, OutboxConfig, StoreKind};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::event::RowId;
-use crate::ledger::trail::Published;
+use crate::config::{Backlog, Config, Mode, OnLoss, StoreKind};
 use crate::poll::{Copies, NEEDS_ORDER, TableFacts, Which, all_table_facts};
-use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::postgres::replication::TimelineSwitch;
 use crate::source::preflight::{self, Facts};
 use crate::source::row_key::NEEDS_KEY;
 use crate::state::check::{Gap, SlotNow, gap, known, same_cluster};
 use crate::state::{CatchUp, Rows, Stored};
+use walrelay_core::config::{CopiedRows, OutboxConfig};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::{Lsn, Position};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TableReason {

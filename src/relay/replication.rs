@@ -8,17 +8,8 @@ use std::time::Duration;
 use futures_util::future::FusedFuture as _;
 use tokio::time::Instant;
 
-use crate::clock::now_us;
-use crate::decode::Other;
-use crate::error::{Error, Kind, Result};
-use crate::event::{Ignored, RowId};
-use crate::failpoint;
-use crate::ledger::confirm::Due;
-use crate::position::{Lsn, Position};
 use crate::postgres::sql;
-use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, HeldCommits, Jobs, RequeueDetector, RetentionLimit, RowsPersist, Verdict};
-use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::recovery::why_unread;
 use crate::relay::session::{Session, memberships};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed};
@@ -33,6 +24,15 @@ use crate::source::watch::{Look, Versioned, altered_and_unread, compare, looks_a
 use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::HELD_BACK;
+use walrelay_core::clock::now_us;
+use walrelay_core::decode::Other;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Ignored, RowId};
+use walrelay_core::failpoint;
+use walrelay_core::ledger::confirm::Due;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::delivered_before::Tail;
+use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);

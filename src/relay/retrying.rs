@@ -21,20 +21,23 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
-use crate::config::{Config, max_attempts};
-use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
-use crate::event::{Place, RowId, Shown, Via};
-use crate::failpoint;
-use crate::relay::parked_index::{Retry, RetryMemory, RetryReport};
-use crate::relay::publisher::{Publisher, millis};
+use crate::config::Config;
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::stop::Stop;
 use crate::relay::store::Known;
-use crate::sink::Sink;
 use crate::state::Stored;
 use crate::telemetry::Metrics;
-use crate::upkeep::parked::{AggregateHead, BEHIND, DROPPED_NAMED_MAX, Limit, ParkedEvent, ParkedRef, ParkedRow};
-use crate::upkeep::{Batch, DatabaseIdentity, FailedAgain, Failure, Marker};
+use crate::upkeep::parked::DROPPED_NAMED_MAX;
+use crate::upkeep::{DatabaseIdentity, Marker};
+use walrelay_core::config::max_attempts;
+use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::event::{Place, RowId, Shown, Via};
+use walrelay_core::failpoint;
+use walrelay_core::parked::{AggregateHead, BEHIND, Limit, ParkedEvent, ParkedRef, ParkedRow};
+use walrelay_core::parked::{Batch, FailedAgain, Failure};
+use walrelay_core::publisher::parked_index::{Retry, RetryMemory, RetryReport};
+use walrelay_core::publisher::{Publisher, millis};
+use walrelay_core::sink::Sink;
 
 /// How often the table is asked which events are due, while any are parked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -311,7 +314,7 @@ impl RetryRun<'_> {
             self.drop_asked(Instant::now() + LONG).await?;
             let (looks, sent) = (Instant::now(), self.summary.sent);
             let mut looked = looks;
-            let paused = self.shared.known.tried.lock().paused(looks);
+            let paused = self.shared.known.tried.lock().paused(looks.into_std());
             let mut due = self.marker.due(HEADS_MAX, &paused).await?;
             self.summary.looked = asked + looks.elapsed();
             // Who has repaired a topic and asks for a retry wants one.
@@ -355,7 +358,7 @@ impl RetryRun<'_> {
     /// Drops what an operator asked to drop; the rows count as given up. There may be much of it.
     async fn drop_asked(&mut self, until: Instant) -> Result<()> {
         loop {
-            let paused = self.shared.known.tried.lock().paused(Instant::now());
+            let paused = self.shared.known.tried.lock().paused(Instant::now().into_std());
             let dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
             if dropped.is_empty() {
                 return Ok(());
@@ -440,7 +443,7 @@ impl RetryRun<'_> {
         let slot = &self.shared.config.source.slot;
         for (outbox, ask) in self.marker.asked_by_pending() {
             let search = Retry::Pending(outbox.to_owned());
-            if self.shared.known.tried.lock().is_paused(&search, Instant::now()) {
+            if self.shared.known.tried.lock().is_paused(&search, Instant::now().into_std()) {
                 continue;
             }
             match self.marker.ask_for_pending(outbox, ask).await {
@@ -453,7 +456,7 @@ impl RetryRun<'_> {
                 }
                 Err(error) => {
                     self.marker.answers().await?;
-                    let (pause, is_new) = self.shared.known.tried.lock().block(search, Instant::now(), true);
+                    let (pause, is_new) = self.shared.known.tried.lock().block(search, Instant::now().into_std(), true);
                     if is_new {
                         tracing::warn!(event = "parked_search_failed", %slot, outbox, %error, fix = error.what_to_do(),
                             pause_ms = millis(pause),
@@ -473,7 +476,8 @@ impl RetryRun<'_> {
     /// Errors: the fault is not of this aggregate alone.
     async fn blocked(&self, head: &AggregateHead, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) = self.shared.known.tried.lock().block(Retry::Event(head.id), Instant::now(), !is_whole);
+        let (pause, is_new) =
+            self.shared.known.tried.lock().block(Retry::Event(head.id), Instant::now().into_std(), !is_whole);
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),

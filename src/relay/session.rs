@@ -15,12 +15,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_postgres::Client;
 
-use crate::config::{Config, Mode, OnLoss, OutboxConfig, SourceConfig, StoreKind};
-use crate::error::{Error, Kind, Result};
-use crate::event::BaseTypes;
-use crate::ledger::trail::Published;
+use crate::config::{Config, Mode, OnLoss, SourceConfig, StoreKind};
 use crate::poll::{Reader, all_table_facts, missing_indexes};
-use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
@@ -34,10 +30,17 @@ use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
 use crate::source::watch::Fingerprint;
 use crate::source::{Status, WalStream};
+use crate::state::Stored;
 use crate::state::check::{SlotNow, gap, reconcile};
-use crate::state::{ServerIdentity, Stored};
-use crate::upkeep::parked::{ParkedRef, none_left_behind};
+use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, owners};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::BaseTypes;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::parked::ParkedRef;
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::position::{Lsn, Position};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {

@@ -21,25 +21,27 @@ use futures_util::future::Fuse;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::clock::now_us;
 use crate::config::Config;
-use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::RowId;
-use crate::failpoint;
 use crate::postgres::sql;
 use crate::relay::outage::RefusedWrites;
-use crate::relay::parked_index::RetryReport;
-use crate::relay::publisher::{Counts, Publisher};
 use crate::relay::retrying::Retrying;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
-use crate::sink::{AnySink, Connection};
+use crate::sink::AnySink;
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, WAL_NOT_SENT_FIX, stalled_fix};
+use crate::telemetry::otel::span::Spans;
 use crate::telemetry::{Flow, NotReady, Side, Telemetry};
-use crate::upkeep::parked::CLASSES;
 use crate::upkeep::{DatabaseIdentity, Marker};
+use walrelay_core::clock::now_us;
+use walrelay_core::error::{Disposition, Error, Kind, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::failpoint;
+use walrelay_core::parked::CLASSES;
+use walrelay_core::publisher::parked_index::RetryReport;
+use walrelay_core::publisher::{Counts, Publisher};
+use walrelay_core::sink::Connection;
 
 /// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -142,7 +144,7 @@ impl<'a> SharedLoop<'a> {
         process: Process<'a>,
     ) -> Self {
         let Process { config, telemetry, watchdog, .. } = process;
-        publisher.batches.tell(telemetry.spans.as_ref());
+        publisher.batches.tell(telemetry.spans.as_ref().map(Spans::taker));
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         let database = marker.as_ref().map(|marker| marker.database.clone());
         SharedLoop {

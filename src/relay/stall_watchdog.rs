@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep};
 
-use crate::error::{Error, Kind, Result};
 use crate::sink::SinkHandle;
 use crate::source::lease;
+use walrelay_core::error::{Error, Kind, Result};
 
 /// How often the thread checks.
 const TICK: Duration = Duration::from_millis(100);
@@ -206,9 +206,10 @@ mod tests {
 
     use super::*;
     use crate::config::KafkaConfig;
-    use crate::ledger::Ticket;
-    use crate::route::Record;
-    use crate::sink::{AnySink, EnqueueError, KafkaSink, Sink as _};
+    use crate::sink::{AnySink, KafkaSink};
+    use walrelay_core::ledger::Ticket;
+    use walrelay_core::route::Record;
+    use walrelay_core::sink::{EnqueueError, Sink as _};
 
     #[test]
     fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {

@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// A request to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,14 +7,15 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
-use crate::position::Position;
-use crate::relay::parked_index::RetryMemory;
 use crate::relay::published_versions::PublishedVersions;
-use crate::relay::write_back::WriteBacks;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
-use crate::state::{ServerIdentity, Store, Stored};
+use crate::state::{Store, Stored};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::position::Position;
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::publisher::parked_index::RetryMemory;
+use walrelay_core::publisher::write_back::WriteBacks;
 
 /// The knowledge of this process, which outlives its sessions.
 pub(super) type Known = Arc<Knowledge>;
@@ -148,7 +149,7 @@ pub(super) async fn read_position(
 mod tests {
     use super::*;
     use crate::poll::TableFile;
-    use crate::position::Lsn;
+    use walrelay_core::position::Lsn;
 
     fn stored(timeline: u32, lsn: u64) -> Stored {
         Stored {

@@ -7,16 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::config::{Config, OnError, OutboxConfig, ReadTails, SlotName, StoreKind};
-use crate::error::{Error, Kind, Result};
-use crate::event::RowId;
-use crate::ledger::trail::Published;
-use crate::position::Position;
+use crate::config::{Config, StoreKind};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::delivered_before::DeliveredBefore;
 use crate::relay::outage::Outage;
-use crate::relay::pipeline::Pipeline;
 use crate::relay::producer::RelayProducer;
 use crate::relay::recovery::TableReason;
 use crate::relay::session::{Lease, Opened, Session};
@@ -28,9 +22,16 @@ use crate::relay::{drain, replication, table};
 use crate::sink::{AnySink, unless_there};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
-use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::parked::none_left_behind;
+use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::Position;
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::publisher::delivered_before::DeliveredBefore;
+use walrelay_core::publisher::pipeline::Pipeline;
 
 /// The pause of a stand-by between two looks. Up to as much again is added, so that two of them do not come in step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -14,29 +14,21 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::clock::now_us;
 use crate::config::{Config, Mode};
-use crate::error::{Error, Kind, Result};
-use crate::event::{RowId, Via};
-use crate::failpoint;
-use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Began, Reader, Which, all_table_facts};
-use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::jobs::LOOK_INTERVAL;
+use crate::relay::producer::setup_of;
 use crate::relay::published_versions::PollScan;
-use crate::relay::publisher::{Publisher, Setup};
-use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
 use crate::relay::session::{Lease, version};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
 use crate::sink::AnySink;
-use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
 use crate::source::preflight::{self, Facts};
 use crate::source::watch::Fingerprint;
@@ -44,7 +36,17 @@ use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::ToDo;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::{ParkedRef, none_left_behind};
+use crate::upkeep::parked::none_left_behind;
+use walrelay_core::clock::now_us;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{RowId, Via};
+use walrelay_core::failpoint;
+use walrelay_core::ledger::trail::{Pair, Published};
+use walrelay_core::parked::ParkedRef;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::Publisher;
+use walrelay_core::publisher::quarantine::Quarantine;
+use walrelay_core::snapshot::Snapshot;
 
 const WAITS: &str = include_str!("../../sql/waits.sql");
 
@@ -80,7 +82,7 @@ pub(super) async fn run(
         Ok(opened) => opened,
         Err(error) => return (Some(sink), false, Err(error)),
     };
-    let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
+    let mut publisher = match Publisher::new(&setup_of(config), Position::default(), sink) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };

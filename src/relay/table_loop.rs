@@ -8,18 +8,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::clock::now_us;
-use crate::config::OutboxConfig;
-use crate::error::{Error, Kind, Result};
-use crate::event::{Fault, Place, Polled, RowId, Via};
-use crate::failpoint;
-use crate::ledger::trail::Published;
 use crate::poll::{Key, PolledRow, Reader, RowStream, TableFacts};
-use crate::position::{Lsn, Position};
 use crate::postgres::quote::quoted;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::published_versions::{PollScan, PublishedVersions};
-use crate::relay::publisher::{Publisher, contradiction};
 use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, Streamed, at_once, stop_is_due};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -27,6 +19,14 @@ use crate::sink::AnySink;
 use crate::source::control::Control;
 use crate::state::Stored;
 use crate::upkeep::Marker;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Fault, Place, Polled, RowId, Via};
+use walrelay_core::failpoint;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::{Publisher, contradiction};
 
 /// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);

@@ -4,12 +4,12 @@
 
 use tokio_postgres::Client;
 
-use crate::config::OutboxConfig;
-use crate::error::{Error, Kind, Result};
 use crate::poll::select::count;
 use crate::poll::{Selection, TableFacts, Which};
 use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The conditions on rows. A row has to match all of them; an empty one matches every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

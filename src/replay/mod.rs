@@ -4,7 +4,7 @@
 //! none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that exactly the confirmed rows are
 //! sent. Nothing in the database changes, no position is stored and no lease is taken, so a relay can run meanwhile. A
 //! replayed event therefore arrives after newer ones of its aggregate. It has the header
-//! [`REPLAY_HEADER`](crate::route::REPLAY_HEADER).
+//! [`REPLAY_HEADER`](walrelay_core::route::REPLAY_HEADER).
 
 mod filter;
 
@@ -18,25 +18,27 @@ use tokio::time::Instant;
 use tokio_postgres::Client;
 
 pub(crate) use self::filter::RowFilter;
-use crate::clock::now_us;
-use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig, Upkeep};
-use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Place, Polled, Via};
+use crate::config::{Config, SourceConfig};
 use crate::poll::select::{extent, rows};
 use crate::poll::{NEEDS_ORDER, PolledRow, Reader, RowStream, Selection, TableFacts, Which, table_facts};
-use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
 use crate::relay::RETRY_INTERVAL;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
-use crate::relay::publisher::{Publisher, Setup};
+use crate::relay::setup_of;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::route::Router;
 use crate::sink::AnySink;
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::parked::may_look;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::{DeliveryConfig, OutboxConfig, SlotName, Upkeep};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Event, Place, Polled, Via};
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::{Publisher, Setup};
+use walrelay_core::route::Router;
 
 /// The greatest number of reported rows that cannot be routed.
 const EXAMPLES_MAX: usize = 10;
@@ -308,7 +310,7 @@ impl<'c> Replay<'c> {
         let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
         // The command itself reports a row that cannot be delivered.
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
-        let setup = Setup { outboxes, delivery, ..Setup::of(config) };
+        let setup = Setup { outboxes, delivery, ..setup_of(config) };
         let producer = sink.handle();
         // For the ledger, all rows are one transaction that never ends: nothing is to be confirmed.
         let publisher = Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {

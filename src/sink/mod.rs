@@ -1,6 +1,5 @@
 //! The sinks. The relay knows [`Sink`] and [`AnySink`]; another bus is a folder beside `kafka` and a variant here.
 
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -14,15 +13,15 @@ pub use kafka::options::Transactional;
 pub(crate) use kafka::options::reduce_batches;
 pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
-pub(crate) use kafka::topic_reader::RECORDS_MAX as READ_BACK_RECORDS_MAX;
 pub(crate) use kafka::unless_there;
 pub use stdout::StdoutSink;
 pub(crate) use stdout::{json_of, printed};
 
 use crate::config::{Config, SinkKind};
-use crate::error::{Error, Kind, Result};
-use crate::ledger::Ticket;
-use crate::route::Record;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::Ticket;
+use walrelay_core::route::Record;
+use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
 /// Memory for a record with two headers beside its own bytes until it is acked: librdkafka's message and list of headers
 /// with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
@@ -33,66 +32,6 @@ const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state",
 
 pub(crate) fn is_internal(topic: &str) -> bool {
     INTERNAL_TOPICS.contains(&topic)
-}
-
-/// Whether Kafka answers, as far as anybody knows.
-///
-/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Connection {
-    /// A broker answers.
-    Up,
-    /// None does.
-    Down {
-        /// Since when.
-        since: Instant,
-        /// The last thing librdkafka said about it.
-        cause: String,
-    },
-    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
-    Refused(Error),
-}
-
-/// The result for one record.
-#[derive(Debug)]
-pub enum Delivery {
-    /// The broker has it, as durably as `acks=all` makes it.
-    Acked(Ticket),
-    /// It was sent apart, and the broker refuses it for what it is. The producer goes on.
-    Refused(Ticket, Error),
-    /// It was not delivered, or that is not known. The producer is finished: no later record may count.
-    Failed(Ticket, Error),
-}
-
-/// A record was not taken.
-#[derive(Debug)]
-pub enum EnqueueError {
-    /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
-    Full,
-    /// It can never be taken: too large, invalid topic. The producer goes on.
-    Refused(Error),
-    /// The producer is finished: an earlier record was not delivered, and the next deliveries say which and why.
-    Finished,
-}
-
-/// Takes records in order and says later which of them the broker has.
-///
-/// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
-/// behind it is delivered. Records without an ack when a sink is dropped never count as delivered.
-pub trait Sink: Send {
-    /// Takes one record, copying it. Never blocks. On an error the record was not taken.
-    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
-
-    /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call
-    /// only with nothing in flight, and enqueue nothing before it is reported. A sink that cannot send apart sends as always.
-    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        self.enqueue(record, ticket)
-    }
-
-    /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
-    /// After [`EnqueueError::Full`] it may return with nothing appended: offer the record again.
-    /// Of several failures the first appended is the one that says most. Safe to cancel.
-    fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
 }
 
 /// The sink of `sink.kind`.

@@ -8,11 +8,11 @@ use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, ch
 use tokio::task::JoinSet;
 use tokio::time::{Duration, timeout};
 
-use super::{Delivery, EnqueueError, Sink};
-use crate::error::{Error, Kind};
-use crate::ledger::Ticket;
-use crate::printable::printable;
-use crate::route::Record;
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::ledger::Ticket;
+use walrelay_core::printable::printable;
+use walrelay_core::route::Record;
+use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
 /// Lines that may wait for the reader of standard output.
 const LINES_MAX: usize = 1_024;

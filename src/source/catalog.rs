@@ -6,12 +6,12 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::config::TableName;
-use crate::ledger::trail::Pair;
-use crate::position::Lsn;
 use crate::postgres::query::{Param, QueryError, one_json};
-use crate::snapshot::Snapshot;
-use crate::template::ColumnType;
+use walrelay_core::config::TableName;
+use walrelay_core::ledger::trail::Pair;
+use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
+use walrelay_core::template::ColumnType;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 

@@ -13,18 +13,19 @@ use tokio::sync::{Mutex, watch};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::config::{Config, OutboxConfig, SourceConfig, TableName};
-use crate::error::{Error, Kind, Result};
-use crate::ledger::trail::Pair;
-use crate::position::Lsn;
+use crate::config::{Config, SourceConfig};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
-use crate::snapshot::Snapshot;
 use crate::source::catalog::Catalogs;
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::synchronous::Synchronous;
 use crate::source::watch::{Fingerprint, Look, Versioned, seen};
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::trail::Pair;
+use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::{Error, Kind};
-use crate::position::Lsn;
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::position::Lsn;
 
 /// The longest time between two statuses, for `pg_stat_replication` and the lag.
 const INTERVAL_MAX: Duration = Duration::from_secs(10);

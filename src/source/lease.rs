@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::config::SlotName;
-use crate::error::Result;
 use crate::postgres::query::{QUERY_TIMEOUT, bounded, one_json, one_text};
 use crate::postgres::quote::quoted;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::Result;
 
 /// `wrly`: distinguishes these locks from those of other programs.
 const CLASS: i32 = 0x7772_6c79;

@@ -9,16 +9,16 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::config::name::publish_whole;
-use crate::config::{OutboxConfig, SlotName, TableName};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::position::Lsn;
 use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, PublishedTable, Seen};
 use crate::source::synchronous::Synchronous;
-use crate::template::ColumnType;
+use walrelay_core::config::name::publish_whole;
+use walrelay_core::config::{OutboxConfig, SlotName, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::position::Lsn;
+use walrelay_core::template::ColumnType;
 
 /// The oldest supported major version.
 pub(crate) const MAJOR_MIN: u32 = 14;

@@ -4,10 +4,11 @@
 
 use tokio_postgres::Client;
 
-use crate::config::{DeliveryConfig, Mode, OnError, OutboxConfig, SourceConfig, TableName};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Mode, SourceConfig};
 use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
+use walrelay_core::config::{DeliveryConfig, OnError, OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The remedy for a table without a row key.
 pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";

@@ -13,17 +13,18 @@ use pgwire_replication::protocol::messages::ErrorFields;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
-use crate::clock::{POSTGRES_EPOCH_US, now_us};
-use crate::config::{SlotName, SourceConfig};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::failpoint;
-use crate::position::Lsn;
+use crate::config::SourceConfig;
 use crate::postgres::fault::{self, WAITS_FOR_STANDBY, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
 use crate::postgres::transport::{Transport, Unwatch};
 use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
 use crate::source::feedback::{Action, Feedback, dead};
+use walrelay_core::clock::{POSTGRES_EPOCH_US, now_us};
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::failpoint;
+use walrelay_core::position::Lsn;
 
 /// Type and length.
 const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];

@@ -5,9 +5,9 @@
 
 use serde::Deserialize;
 
-use crate::config::SlotName;
-use crate::error::{Error, Kind};
 use crate::postgres::quote::quoted;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind};
 
 /// What the server says of synchronous replication, with the slot of a relay.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

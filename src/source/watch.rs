@@ -11,13 +11,13 @@
 
 use std::fmt::Display;
 
-use crate::config::TableName;
-use crate::config::name::publish_whole;
-use crate::error::{Error, Kind, Result};
-use crate::ledger::trail::Pair;
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Member, Publication, PublishedTable, Seen};
 use crate::source::preflight;
+use walrelay_core::config::TableName;
+use walrelay_core::config::name::publish_whole;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::trail::Pair;
 
 /// What was seen of publication and tables.
 pub(crate) fn seen(before: &[Fingerprint]) -> Seen {
@@ -259,9 +259,9 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::Lsn;
     use crate::source::catalog::tests::{fit, member};
     use crate::source::catalog::{Flags, PublishedColumn};
+    use walrelay_core::position::Lsn;
 
     type Change = fn(&mut Catalog);
 

@@ -7,12 +7,13 @@
 //! copy of the same server that has since written as much WAL as the original had; a cluster of Kafka that was taken
 //! back to an older state of its disks.
 
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::ledger::trail::Published;
-use crate::position::{Lsn, Position};
 use crate::postgres::replication::TimelineSwitch;
 use crate::sink::other_cluster;
-use crate::state::{ServerIdentity, Stored};
+use crate::state::Stored;
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::position::{Lsn, Position};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotNow {
@@ -395,8 +396,8 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::Partial;
     use proptest::prelude::*;
+    use walrelay_core::position::Partial;
 
     const SWITCH: TimelineSwitch = TimelineSwitch { timeline: 1, switch_lsn: Lsn::new(500) };
 

@@ -6,12 +6,12 @@ use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use crate::config::{KafkaConfig, StateConfig};
-use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
 use crate::sink::kafka::faults;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
 use crate::state::Stored;
+use walrelay_core::error::{Error, Kind, Result};
 
 const PARTITION: i32 = 0;
 
@@ -281,9 +281,9 @@ mod tests {
 
     use super::*;
     use crate::config::StoreKind;
-    use crate::position::{Lsn, Partial, Position};
     use crate::sink::KafkaSink;
-    use crate::state::ServerIdentity;
+    use walrelay_core::position::ServerIdentity;
+    use walrelay_core::position::{Lsn, Partial, Position};
 
     fn stored(end_lsn: u64) -> Stored {
         let partial = Partial { commit_lsn: Lsn::new(end_lsn + 8), index: 3 };

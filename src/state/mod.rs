@@ -4,25 +4,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio_postgres::Client;
 
 use crate::config::{Config, StoreKind};
-use crate::error::{Error, Kind, Result};
-use crate::ledger::trail::Published;
 use crate::poll::Key;
-use crate::position::Position;
 use crate::sink::SinkHandle;
-use crate::snapshot::Snapshot;
 use crate::source::control::Control;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::{Position, ServerIdentity};
+use walrelay_core::snapshot::Snapshot;
 
 pub(crate) mod check;
 pub(crate) mod kafka;
 mod postgres;
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServerIdentity {
-    /// `system_identifier`: given at initdb, kept by every physical copy.
-    pub system_identifier: String,
-    /// The timeline: goes up with each promotion.
-    pub timeline: u32,
-}
 
 /// The stored value: a position, and the server, slot, tables and cluster of Kafka that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,11 +6,11 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{OwnTable, Param, QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
 use crate::state::Stored;
+use walrelay_core::error::{Error, Kind, Result};
 
 const LOAD: &str = include_str!("../../sql/position/load.sql");
 const STORE: &str = include_str!("../../sql/position/store.sql");

@@ -4,9 +4,9 @@ use heck::ToTitleCase as _;
 use serde::Serialize;
 
 use super::words::{self, Name};
-use crate::config::name::quoted;
 use crate::postgres::catalog::{Column, Form};
 use crate::postgres::quote::quote_literal;
+use walrelay_core::config::name::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ColumnUse {

@@ -12,12 +12,12 @@ use sha2::{Digest, Sha256};
 pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
-use crate::config::TableName;
 use crate::config::model::HEADERS;
 use crate::config::written::Draft;
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Form};
-use crate::template::Template;
+use walrelay_core::config::TableName;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::template::Template;
 
 /// Facts beside the columns: settings, and the judgement of `setup` on the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use super::health::{HELD_BACK, WAL_NOT_SENT_FIX, stalled_fix};
 use super::{NotReady, Side, Telemetry};
-use crate::clock::now_us;
-use crate::error::Kind;
+use walrelay_core::clock::now_us;
+use walrelay_core::error::Kind;
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use crate::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind};
 
 const KEPT_MAX: usize = 8;
 /// Longer texts are cut.

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Side;
-use crate::config::unit::human_bytes;
-use crate::error::Error;
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::error::Error;
 
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
@@ -298,7 +298,7 @@ impl HealthHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use walrelay_core::error::Kind;
 
     const WITHIN: Duration = Duration::from_secs(30);
 

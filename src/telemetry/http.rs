@@ -13,22 +13,23 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{BoxError, Extension, Router};
-use clap::ValueEnum as _;
 use hyper::Request;
 use hyper::server::conn::http1;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::doing::remedy;
 use super::page::{ClosesAt, Page};
-use super::{IntakeClosed, Telemetry};
-use crate::config::SlotName;
-use crate::error::{Error, Kind, Result, with_causes};
-use crate::printable::printable;
+use super::{Telemetry, intake_sample};
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind, Result, with_causes};
+use walrelay_core::printable::printable;
+use walrelay_core::publisher::IntakeClosed;
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -254,7 +255,7 @@ pub(crate) async fn ask_relay(addr: SocketAddr, slot: &SlotName, is_at_work: boo
         return Err(format!("{addr} is not the address of the relay at work on slot {slot}"));
     }
     let readiness = serde_json::from_str(&readiness).map_err(|error| format!("no answer from {addr}: {error}"))?;
-    let closed = IntakeClosed::value_variants().iter().find(|why| has(&why.sample())).copied();
+    let closed = IntakeClosed::VARIANTS.iter().find(|why| has(&intake_sample(**why))).copied();
     Ok(RelayAnswer { readiness, intake_closed: closed })
 }
 

@@ -15,8 +15,8 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::error::{Error, Kind, Result};
-use crate::printable::{Printable, is_harmful};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::printable::{Printable, is_harmful};
 
 /// Longer values are cut in the text format.
 const VALUE_BYTES_MAX: usize = 4096;

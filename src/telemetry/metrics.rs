@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -25,15 +24,17 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rdkafka::util::get_rdkafka_version;
 use serde::Deserialize;
+use strum::VariantArray;
 
 use super::process::Process;
-use super::{IntakeClosed, NotReady, Side, name_of};
-use crate::clock::now_us;
+use super::{NotReady, Side, name_of};
 use crate::config::SourceConfig;
-use crate::decode::Other;
-use crate::error::Kind;
-use crate::position::Lsn;
-use crate::upkeep::parked::{BEHIND, CLASSES};
+use walrelay_core::clock::now_us;
+use walrelay_core::decode::Other;
+use walrelay_core::error::Kind;
+use walrelay_core::parked::{BEHIND, CLASSES};
+use walrelay_core::position::Lsn;
+use walrelay_core::publisher::IntakeClosed;
 
 /// Upper bounds of the histograms, in seconds. They are fine in the range of a healthy relay.
 const SECONDS: [f64; 17] =
@@ -360,9 +361,9 @@ impl Metrics {
         create_all(&self.slot_wal_status, STATUS, WAL_STATUSES);
         create_all(&self.slot_invalidated, REASON, INVALIDATIONS);
         create_all(&self.not_ready, REASON, NotReady::CODES);
-        create_all(&self.intake_closed, REASON, IntakeClosed::value_variants().iter().map(name_of));
-        create_all(&self.ignored_messages, OPERATION, Other::value_variants().iter().map(name_of));
-        create_all(&self.errors, KIND, Kind::value_variants().iter().map(name_of));
+        create_all(&self.intake_closed, REASON, IntakeClosed::VARIANTS.iter().map(name_of));
+        create_all(&self.ignored_messages, OPERATION, Other::VARIANTS.iter().map(name_of));
+        create_all(&self.errors, KIND, Kind::VARIANTS.iter().map(name_of));
         create_all(&self.failed_attempts, CLASS, CLASSES.into_iter().filter(|class| *class != BEHIND));
         create_all(&self.written_back_rows, OUTCOME, OUTCOMES);
     }
@@ -576,7 +577,7 @@ impl Metrics {
 
     /// Sets the reason for which intake is closed; `None` if it is open.
     pub(crate) fn intake_closed(&self, why: Option<IntakeClosed>) {
-        for reason in IntakeClosed::value_variants() {
+        for reason in IntakeClosed::VARIANTS {
             self.intake_closed.get_or_create(&[(REASON, name_of(reason))]).set(i64::from(why == Some(*reason)));
         }
     }
@@ -588,7 +589,7 @@ impl Metrics {
 
     /// Counts an error, whatever its consequence. Not for the path of every event.
     pub fn error(&self, kind: Kind) {
-        self.errors.get_or_create(&[(KIND, kind.name())]).inc();
+        self.errors.get_or_create(&[(KIND, kind.name().to_owned())]).inc();
     }
 
     /// Sets the commit time of the oldest event that is not acked or not written back, in Unix microseconds; `None` if

@@ -17,7 +17,6 @@ pub(crate) mod service_manager;
 use std::fmt;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
@@ -25,7 +24,8 @@ use otel::span::Spans;
 pub(crate) use page::Page;
 use tokio::sync::watch;
 
-use crate::error::Error;
+use walrelay_core::error::Error;
+use walrelay_core::publisher::IntakeClosed;
 
 /// One of the two ends that the relay connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,63 +49,15 @@ impl Side {
     }
 }
 
-/// The reason for which intake is closed, in the order of their precedence, with its words for people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum IntakeClosed {
-    /// The tail of a topic has to be read first: it shows whether the event was published before a crash.
-    #[value(help = "the relay reads the end of a topic, to find events published before a crash")]
-    TopicTail,
-    /// An isolated record is in flight, or the next record is to be isolated.
-    #[value(help = "the relay sends one record alone, because the broker may reject it")]
-    IsolatedRecord,
-    /// The sink accepts no record now: standard output is behind, or the producer has failed and will be replaced.
-    #[value(help = "the sink accepts no record now")]
-    QueueFull,
-    /// A dead letter that was refused before is in flight.
-    #[value(help = "the relay tries a dead letter again")]
-    DeadLetter,
-    /// As many events as `kafka.max_in_flight_events` allows are in flight.
-    #[value(help = "kafka.max_in_flight_events is reached")]
-    InFlightEvents,
-    /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
-    #[value(help = "kafka.max_in_flight_bytes is reached")]
-    InFlightBytes,
-    /// One of the two limits is reached, and a broker makes this client wait for its quota.
-    #[value(help = "the quota of this client in Kafka is used up")]
-    Throttled,
-    /// As many delivered events as may be in flight are still to be marked, deleted or parked.
-    #[value(help = "the relay marks, deletes or parks rows first")]
-    WriteBack,
-    /// As many bytes of events as may be in flight are still to be written to `walrelay.parked`.
-    #[value(help = "parked events wait for the write to walrelay.parked")]
-    ParkedBytes,
-    /// The Kafka transaction is full or old enough; its acks and its commit are outstanding.
-    #[value(help = "a Kafka transaction commits")]
-    Transaction,
-}
-
-impl IntakeClosed {
-    /// The sample of `/metrics` that is 1 while this is the reason.
-    pub(crate) fn sample(self) -> String {
-        format!("walrelay_intake_closed{{reason=\"{}\"}}", name_of(&self))
-    }
-
-    /// The reason where a broker throttles this client, or does not: then the limits are reached because of that.
-    pub(crate) fn of_quota(self, is_throttled: bool) -> IntakeClosed {
-        let is_limit = matches!(self, IntakeClosed::InFlightEvents | IntakeClosed::InFlightBytes);
-        if is_limit && is_throttled { IntakeClosed::Throttled } else { self }
-    }
-
-    /// The reason for people.
-    pub(crate) fn words(self) -> String {
-        self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
-    }
-}
-
 /// The name of a variant, as the command line has it.
-fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+fn name_of<T: Copy + Into<&'static str>>(value: &T) -> String {
+    let name: &str = (*value).into();
+    name.to_owned()
+}
+
+/// The sample of `/metrics` that is 1 while this is the reason.
+pub(crate) fn intake_sample(why: IntakeClosed) -> String {
+    format!("walrelay_intake_closed{{reason=\"{}\"}}", name_of(&why))
 }
 
 /// The events of a topic. A new producer counts from 0.

@@ -12,7 +12,7 @@ use sd_notify::NotifyState;
 
 use super::doing::Doing;
 use super::{NotReady, Telemetry};
-use crate::printable::printable;
+use walrelay_core::printable::printable;
 
 /// Between two notifications, unless the watchdog wants them sooner.
 const TICK: Duration = Duration::from_secs(1);
@@ -101,10 +101,10 @@ impl ServiceManager {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Error, Kind};
-    use crate::position::Lsn;
     use crate::telemetry::Side;
     use crate::telemetry::health::ToDo;
+    use walrelay_core::error::{Error, Kind};
+    use walrelay_core::position::Lsn;
 
     struct Told {
         socket: UnixDatagram,

@@ -5,20 +5,20 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio_postgres::{Client, Row};
 
-use crate::config::{CopiedRows, OutboxConfig, TableName};
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::failpoint;
-use crate::ledger::trail::Published;
 use crate::poll::{Copies, copied};
-use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
-use crate::snapshot::Snapshot;
 use crate::source::preflight::system_identifier;
 use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
+use walrelay_core::config::{CopiedRows, OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::failpoint;
+use walrelay_core::ledger::trail::Published;
+use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
 
 /// The attempts of a batch that another session blocks.
 const ATTEMPTS: u32 = 5;
@@ -563,9 +563,10 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
 mod tests {
     use super::*;
 
-    use crate::ledger::trail::Pair;
-    use crate::position::Position;
-    use crate::state::{CatchUp, Rows, ServerIdentity};
+    use crate::state::{CatchUp, Rows};
+    use walrelay_core::ledger::trail::Pair;
+    use walrelay_core::position::Position;
+    use walrelay_core::position::ServerIdentity;
 
     #[test]
     fn a_table_without_a_time_has_no_retention() {

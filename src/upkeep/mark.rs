@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::str;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,20 +12,19 @@ use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement, ToStatement};
 
-use crate::config::{Config, OutboxConfig, SlotName};
+use crate::config::Config;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result};
-use crate::event::RowId;
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
-use crate::snapshot::Snapshot;
-use crate::upkeep::parked::{
-    AggregateHead, DOING, DROPPED, FailedAgain, Failure, INDEX, Limit, ParkedEvent, ParkedRef, ParkedRow, ParkedTable,
-    Parking,
-};
+use crate::upkeep::parked::{DOING, DROPPED, INDEX, ParkedTable};
 use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, DatabaseIdentity, bound, connect_at};
+use walrelay_core::config::{OutboxConfig, SlotName};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::RowId;
+use walrelay_core::parked::{AggregateHead, Batch, Failure, Limit, ParkedRef, ParkedRow, Parking};
+use walrelay_core::snapshot::Snapshot;
 
 /// Rows of one statement, which takes a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -52,27 +50,6 @@ pub struct Marker {
     attempts: u32,
     /// Whether a cancelled call can have left a transaction open. Locked by each use of the session.
     open: Mutex<bool>,
-}
-
-/// The writes of one transaction.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// Rows of acked events.
-    pub acked: Vec<RowId>,
-    /// Rows of events that were given up.
-    pub failed: Vec<(RowId, Failure)>,
-    /// Events to park.
-    pub parked: Vec<Arc<ParkedEvent>>,
-    /// Parked events whose rows are marked.
-    pub waiting: Vec<Arc<ParkedEvent>>,
-    /// Whether the commit waits for synchronous standbys: a promoted one has the parked events that it has no slot for.
-    pub on_standbys: bool,
-    /// Parked events whose retry failed.
-    pub failed_again: Vec<FailedAgain>,
-    /// Ids of events that are no longer parked.
-    pub unparked: Vec<i64>,
-    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet: see [`Marker::sees`].
-    pub xids: Vec<u32>,
 }
 
 struct Part<'a> {
@@ -135,7 +112,7 @@ struct Outcome<'a> {
 impl Marker {
     /// Opens a marker in this database for the outboxes of this configuration; see [`Marker::connect`].
     pub(crate) async fn of(config: &Config, identity: &DatabaseIdentity) -> Result<Option<Marker>> {
-        Marker::with(config, Parking::of(config), identity).await
+        Marker::with(config, Parking::of(&config.delivery), identity).await
     }
 
     /// As [`Marker::of`], with another parking.

@@ -17,8 +17,7 @@ pub(crate) mod owners;
 pub mod parked;
 pub(crate) mod writer;
 
-pub use mark::{Batch, Marker};
-pub use parked::{FailedAgain, Failure, Parking};
+pub use mark::Marker;
 
 use std::time::Duration;
 
@@ -26,9 +25,9 @@ use tokio_postgres::Client;
 
 use crate::config::SourceConfig;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{bounded, one_text};
 use crate::postgres::sql::SqlSession;
+use walrelay_core::error::{Error, Kind, Result};
 
 /// The server's limit for one statement, which writes some thousand rows at most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);

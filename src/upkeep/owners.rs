@@ -5,9 +5,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded};
 use crate::postgres::quote::quote_table;
+use walrelay_core::error::{Error, Kind, Result};
 
 const OWNERS: &str = include_str!("../../sql/upkeep/owners.sql");
 const CODE: &str = include_str!("../../sql/upkeep/code.sql");

@@ -4,14 +4,14 @@ use std::ops::RangeInclusive;
 
 use tokio_postgres::{Client, Statement};
 
-use crate::config::name::{Piece, pieces};
-use crate::config::{OutboxConfig, TableName, Upkeep};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::ANSWER_TIMEOUT;
+use walrelay_core::config::name::{Piece, pieces};
+use walrelay_core::config::{OutboxConfig, TableName, Upkeep};
+use walrelay_core::error::{Error, Kind, Result};
 
 #[derive(Debug, Clone)]
 pub(super) struct Writer {

@@ -13,10 +13,10 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::compare::{Comparison, Counts, Delivered, Example, Findings, Outbox};
-use crate::error::Result;
-use crate::route::REPLAY_HEADER;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, OffsetRanges, TopicReader, TopicRecord, offsets};
+use walrelay_core::error::Result;
+use walrelay_core::route::REPLAY_HEADER;
 
 /// How soon a topic that does not exist is looked for again.
 const PAUSE: Duration = Duration::from_millis(300);

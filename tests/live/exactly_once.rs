@@ -7,7 +7,7 @@ mod table;
 use std::time::Duration;
 
 use walrelay::demo::verify::Findings;
-use walrelay::failpoint::{POINTS, TRANSACTION_POINTS};
+use walrelay_core::failpoint::{POINTS, TRANSACTION_POINTS};
 
 use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};

@@ -4,7 +4,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
-use walrelay::position::Lsn;
+use walrelay_core::position::Lsn;
 
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay};

@@ -1,6 +1,6 @@
 //! P1, P2: killed at each named point between received and confirmed, it loses and reorders nothing.
 
-use walrelay::failpoint::POINTS;
+use walrelay_core::failpoint::POINTS;
 
 use crate::support::relay::EXIT;
 use crate::support::seed::generator;

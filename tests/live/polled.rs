@@ -6,15 +6,16 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use walrelay::config::{ConfigFile, Environment, Flags, OutboxConfig, Settings};
+use walrelay::config::{ConfigFile, Environment, Flags, Settings};
 use walrelay::conninfo::ConnInfo;
-use walrelay::error::{Error, Kind};
-use walrelay::event::{Place, Polled, Via};
 use walrelay::poll::select::{count, rows};
 use walrelay::poll::{Key, Reader, Selection, TableFacts, Which, table_facts};
-use walrelay::position::Lsn;
-use walrelay::route::Router;
-use walrelay::snapshot::Snapshot;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::position::Lsn;
+use walrelay_core::route::Router;
+use walrelay_core::snapshot::Snapshot;
 
 use self::unpublished::TABLES;
 use super::column_kinds::{KINDS, TYPES};

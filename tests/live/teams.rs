@@ -7,7 +7,7 @@ mod outbox_events;
 mod outbox_published;
 mod wallet_outbox;
 
-use walrelay::position::Lsn;
+use walrelay_core::position::Lsn;
 
 use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};

@@ -8,8 +8,9 @@ mod mark;
 mod xid_column;
 
 use tokio::runtime::{Builder, Runtime};
-use walrelay::config::{ConfigFile, Environment, Flags, OutboxConfig, Settings};
+use walrelay::config::{ConfigFile, Environment, Flags, Settings};
 use walrelay::conninfo::ConnInfo;
+use walrelay_core::config::OutboxConfig;
 
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;

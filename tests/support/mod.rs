@@ -3,6 +3,7 @@
 pub(crate) mod certificates;
 pub(crate) mod fake;
 pub(crate) mod guardian;
+#[path = "../../crates/core/tests/simulation/pgoutput.rs"]
 pub(crate) mod pgoutput;
 pub(crate) mod process;
 pub(crate) mod proxy;

@@ -66,12 +66,12 @@ impl RelayCommand {
         self
     }
 
-    /// Ends the process at a point of `walrelay::failpoint`, as `kill -9` would, after `passings` passes of the point.
+    /// Ends the process at a point of `walrelay_core::failpoint`, as `kill -9` would, after `passings` passes of the point.
     pub(crate) fn killed_at(self, point: &str, passings: u32) -> RelayCommand {
         self.variable("FAILPOINTS", &format!("{point}={passings}*off->return"))
     }
 
-    /// Holds the process once at a point of `walrelay::failpoint`, after `passings` passes of the point. Its time-out for
+    /// Holds the process once at a point of `walrelay_core::failpoint`, after `passings` passes of the point. Its time-out for
     /// silent connections is longer than any hold.
     pub(crate) fn held_at(self, point: &str, passings: u32) -> (RelayCommand, Held) {
         let file = fresh_path("held");

@@ -5,12 +5,8 @@ use std::time::Duration;
 use super::Report;
 use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, shell_word};
-use crate::clock::now_us;
-use crate::config::unit::human_bytes;
-use crate::config::{Config, KafkaConfig, OnError, ReadTails, SinkKind, StoreKind};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::relay::no_dead_letters;
-use crate::secret::Secret;
 use crate::sink::KafkaSink;
 use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic, takes_no_time};
 use crate::sink::kafka::faults::may_not_read;
@@ -18,6 +14,11 @@ use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::state::kafka::{judge, refused};
 use crate::telemetry::health::STALLED_FIX;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::config::{OnError, ReadTails};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::cli::config::{self, RunSettings, flags};
 use crate::cli::output::{Failure, Grid, Outcome, Output, counted, print_report};
 use crate::config::Config;
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {

@@ -10,21 +10,22 @@ use crate::cli::output::counted;
 use crate::cli::setup::plan::{Capacity, without_transaction};
 use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
-use crate::config::unit::human_bytes;
-use crate::config::{Config, OnError, OutboxConfig, SourceConfig};
-use crate::error::{Error, NextCommand, Remedy, Result};
+use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
-use crate::route::Record;
 use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows, survey};
 use crate::source::row_key;
 use crate::state;
 use crate::upkeep::owners;
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::config::{OnError, OutboxConfig};
+use walrelay_core::error::{Error, NextCommand, Remedy, Result};
+use walrelay_core::route::Record;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;

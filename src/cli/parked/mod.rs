@@ -14,9 +14,9 @@ use crate::cli::config::Common;
 use crate::cli::output::{
     Consent, Outcome, Output, age, cell, counted, cut, labelled, note, print_report, table, time, width,
 };
-use crate::config::unit::parse_duration;
-use crate::error::{Error, Kind, Result};
-use crate::upkeep::parked::CLASSES;
+use walrelay_core::config::unit::parse_duration;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::parked::CLASSES;
 
 const SHOWN_MAX: usize = 20;
 const UNCHANGED: &str = "nothing was changed";

@@ -14,14 +14,14 @@ use crate::cli::config;
 use crate::cli::output::{Grid, Outcome, age, counted, note, or_dash, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
-use crate::clock::now_us;
-use crate::config::SlotName;
-use crate::error::{Error, Kind, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::QueryError;
 use crate::postgres::sql::SqlSession;
 use crate::source::lease::{Holder, holder};
-use crate::upkeep::parked::BEHIND;
+use walrelay_core::clock::now_us;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind, Result, both};
+use walrelay_core::parked::BEHIND;
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
 const LIST: &str =

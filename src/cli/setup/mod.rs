@@ -10,17 +10,18 @@ use plan::{Found, Wanted};
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::config::{self, Common, DAY, duration};
+use crate::cli::config::{self, Common, DAY, duration, one_of};
 use crate::cli::output::{Outcome, Output, note, print_report};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
-use crate::config::unit::exact_duration;
-use crate::config::{Mode, OutboxConfig};
+use crate::config::Mode;
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind, NextCommand, Result, both};
 use crate::postgres::fault::{self, While};
 use crate::postgres::sql::SqlSession;
 use crate::source::row_key;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::config::unit::exact_duration;
+use walrelay_core::error::{Error, Kind, NextCommand, Result, both};
 
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct SetupArgs {
@@ -35,7 +36,7 @@ pub(crate) struct SetupArgs {
     pub table: Option<String>,
     /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
     /// right to replicate nor a logical wal_level. auto is as slot
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", value_parser = one_of::<Mode>())]
     pub mode: Option<Mode>,
     /// Create the table, too, if it does not exist
     #[arg(long)]

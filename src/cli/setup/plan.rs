@@ -7,14 +7,15 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::cli::steps::{How, Plan, Step};
-use crate::config::{Mode, OutboxConfig, SourceConfig, TableName};
-use crate::error::{Error, Kind, NextCommand, Result};
+use crate::config::{Mode, SourceConfig};
 use crate::poll::{NEEDS_ORDER, TableFacts, missing_index, table_facts};
 use crate::postgres::catalog::{Table, no_table};
 use crate::postgres::query::one_json;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::source::catalog::{self, Catalog, Member};
 use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, keeps_rows, survey};
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
 
 /// The table's DDL: the first migration.
 const CREATE_TABLE: &str = include_str!("../../../migrations/0001_outbox.sql");
@@ -371,12 +372,13 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EventSource, StreamConfig};
+    use crate::config::StreamConfig;
     use crate::conninfo::ConnInfo;
     use crate::poll::Order;
-    use crate::position::Lsn;
     use crate::source::catalog::{Flags, Publication};
     use crate::source::preflight::{Server, Slot};
+    use walrelay_core::config::EventSource;
+    use walrelay_core::position::Lsn;
 
     fn source(mode: Mode) -> SourceConfig {
         let database = ConnInfo::parse(Some("host=db user=relay"), &|_| None).unwrap();

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use crate::cli::setup::plan::{Capacity, Found};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
-use crate::config::{OutboxConfig, TableName};
-use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::SqlSession;
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, Result};
 
 const PARTITION_INDEXES: &str = include_str!("../../../sql/upkeep/partition_indexes.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");

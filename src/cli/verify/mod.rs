@@ -16,14 +16,15 @@ use crate::cli::config::{self, DAY, RelaySettings, duration};
 use crate::cli::output::{Grid, Outcome, Output, notes, or_dash, print_report};
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, Times};
-use crate::config::{Config, OutboxConfig};
-use crate::error::{Error, Kind, Result};
-use crate::event::Shown;
+use crate::config::Config;
 use crate::postgres::catalog::Table;
 use crate::postgres::sql::SqlSession;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::Shown;
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {

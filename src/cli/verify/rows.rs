@@ -3,17 +3,17 @@
 use crate::cli::check::described;
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, is_about_value};
-use crate::config::{OutboxConfig, TableName, ValueConfig};
-use crate::error::{Error, Kind, Result};
-use crate::event::{Place, Polled, Via};
-use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
-use crate::route::Router;
-use crate::template::Template;
 use crate::verify::Comparison;
+use walrelay_core::config::{OutboxConfig, TableName, ValueConfig};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::position::Lsn;
+use walrelay_core::route::Router;
+use walrelay_core::template::Template;
 
 const DOING: &str = "reading the outbox";
 /// One snapshot for all tables.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     pub order: Option<String>,
     /// The outbox as far as topic, key, partition and timestamp go, and its columns.
     outbox: OutboxConfig,
-    columns: Vec<crate::decode::RelationColumn>,
+    columns: Vec<walrelay_core::decode::RelationColumn>,
     id_type: String,
     table: String,
     condition: String,
@@ -200,8 +200,11 @@ mod tests {
 
     fn plan(order: Option<&str>) -> Plan {
         let outbox = without_content(&OutboxConfig::default());
-        let column =
-            |name: &String| crate::decode::RelationColumn { name: name.clone(), type_oid: 25, type_modifier: -1 };
+        let column = |name: &String| walrelay_core::decode::RelationColumn {
+            name: name.clone(),
+            type_oid: 25,
+            type_modifier: -1,
+        };
         Plan {
             name: TableName::debezium(),
             order: order.map(str::to_owned),

@@ -6,15 +6,17 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::{Config, OutboxConfig};
-use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
-use crate::event::Polled;
-use crate::ledger::Ticket;
+use crate::config::Config;
 use crate::relay::stall_watchdog::StallGuard;
-use crate::route::{OwnedRecord, Router};
-use crate::sink::{AnySink, Delivery, EnqueueError, Sink as _};
-use crate::state::ServerIdentity;
-use crate::upkeep::parked::ParkedRow;
+use crate::sink::AnySink;
+use walrelay_core::config::OutboxConfig;
+use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::event::Polled;
+use walrelay_core::ledger::Ticket;
+use walrelay_core::parked::ParkedRow;
+use walrelay_core::position::ServerIdentity;
+use walrelay_core::route::{OwnedRecord, Router};
+use walrelay_core::sink::{Delivery, EnqueueError, Sink as _};
 
 /// How long acks are waited for: a topic that does not exist is known to be missing after a twelfth of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);

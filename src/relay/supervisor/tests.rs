@@ -1,25 +1,28 @@
 //! Every row of the error tables, by a sink that fails so: what becomes of the event, of the relay, and what is said.
 
-use clap::ValueEnum as _;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
+use strum::VariantArray as _;
 
 use super::*;
+use crate::config::Config;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, DeliveryConfig};
-use crate::decode::{Value, wire};
-use crate::error::{Disposition, Kind};
-use crate::event::tests::COLUMNS;
-use crate::ledger::Ticket;
-use crate::position::{Lsn, Position};
-use crate::relay::pipeline::Pipeline;
-use crate::relay::publisher::{Counts, Setup};
+use crate::relay::setup_of;
 use crate::relay::shared_loop::RETRY_INTERVAL;
 use crate::relay::stop::stop_channel;
-use crate::relay::write_back::WriteBack;
-use crate::route::Record;
 use crate::sink::kafka::faults::{Subject, explain, rows};
-use crate::sink::{Delivery, EnqueueError, Sink};
 use crate::telemetry::{NotReady, Telemetry};
+use walrelay_core::config::DeliveryConfig;
+use walrelay_core::decode::Value;
+use walrelay_core::error::{Disposition, Kind};
+use walrelay_core::ledger::Ticket;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::pipeline::Pipeline;
+use walrelay_core::publisher::write_back::WriteBack;
+use walrelay_core::publisher::{Counts, Setup};
+use walrelay_core::route::Record;
+use walrelay_core::sink::{Delivery, EnqueueError, Sink};
+use walrelay_core::testing::COLUMNS;
+use walrelay_core::testing::wire;
 
 const TOPIC: &str = "outbox.event.order";
 /// Tries behind the first.
@@ -148,13 +151,13 @@ pub(in crate::relay) fn config(on_error: &str) -> Config {
 fn relay(on_error: &str) -> Relay {
     let mut config = config(on_error);
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
-    config.outboxes[0] = crate::event::tests::outbox();
+    config.outboxes[0] = walrelay_core::testing::outbox();
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
 }
 
 /// Another producer's life begins.
 fn begin<S: Sink>(relay: &mut Relay, sink: S) -> Pipeline<S> {
-    let (setup, start) = (Setup::of(&relay.config), Position::default());
+    let (setup, start) = (setup_of(&relay.config), Position::default());
     let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
     pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
     pipeline
@@ -392,7 +395,7 @@ fn an_event_that_was_given_up_and_comes_again_is_no_further_failed_attempt() {
 
 #[tokio::test(start_paused = true)]
 async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
-    for &kind in Kind::value_variants() {
+    for &kind in Kind::VARIANTS {
         let mut relay = relay("stop");
         let error = Error::new(kind, "the test says so").of_topic(TOPIC).remedy("mend it");
         // Only a topic is tried a number of times.
@@ -420,7 +423,10 @@ async fn a_refused_position_is_tried_again_with_growing_waits_and_gives_up_no_ev
         let refused = Error::new(Kind::TopicRefused, "no right to write").of_topic(&topic);
         let waits: Vec<_> = (0..LIVES).map(|_| failed(&mut relay, &refused).unwrap()).collect();
         assert!(waits.iter().all(|wait| !wait.is_zero()) && waits.last() > waits.first(), "{on_error}: {waits:?}");
-        assert!(relay.producer.newest_quarantine().topics.given_up(&topic, |_| true).is_none(), "{on_error}");
+        assert!(
+            relay.producer.newest_quarantine().topics.given_up(&topic, std::time::Instant::now, |_| true).is_none(),
+            "{on_error}"
+        );
     }
 }
 

@@ -10,7 +10,7 @@ use super::native::{Answer, Described, Resource, Settings, describe};
 use super::options::Options;
 use super::topic_reader::{ADMIN_TIMEOUT, HIDDEN, TopicAdmin};
 use crate::config::KafkaConfig;
-use crate::error::{Error, Result};
+use walrelay_core::error::{Error, Result};
 
 /// The brokers, as one of them describes the cluster. Settings are known where the client may see them.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::faults;
-use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::sink::Connection;
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+use walrelay_core::sink::Connection;
 
 /// A broker that restarts can refuse for a moment; a refusal that lasts longer than this is meant.
 const REFUSAL_GRACE: Duration = Duration::from_secs(2);

@@ -20,11 +20,11 @@ use super::faults::{self, Subject, code};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use super::properties::Redactor;
-use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::Shown;
-use crate::ledger::Ticket;
-use crate::route::Record;
 use crate::sink::is_internal;
+use walrelay_core::error::{Disposition, Error, Kind, Result};
+use walrelay_core::event::Shown;
+use walrelay_core::ledger::Ticket;
+use walrelay_core::route::Record;
 
 /// An ack without an offset: librdkafka infers one from the ack of a later batch, or from Kafka taking the record for a
 /// copy. Both are guesses, and a guess is no delivery (P1).

@@ -3,7 +3,7 @@
 use rdkafka::error::KafkaError;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
-use crate::error::{Error, Kind};
+use walrelay_core::error::{Error, Kind};
 
 /// The record and producer that an error code is about, as far as they are known.
 #[derive(Debug, Clone, Copy, Default)]

@@ -40,11 +40,11 @@ use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
 
-use super::{Connection, Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
-use crate::error::{Error, Kind, Result};
-use crate::ledger::Ticket;
-use crate::route::{OwnedRecord, Record};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::ledger::Ticket;
+use walrelay_core::route::{OwnedRecord, Record};
+use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
 /// The most bytes that Kafka adds to a record that is sent alone: a batch header and the lengths around key and value.
 /// <https://kafka.apache.org/documentation/#recordbatch>

@@ -10,8 +10,8 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
 use crate::config::KafkaConfig;
-use crate::error::{Error, Kind, Result};
-use crate::secret::Secret;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 use super::properties::{Files, Redactor, check_files, check_properties, is_encrypted, with_password};
 

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
-use crate::ledger::Ticket;
-use crate::route::OwnedRecord;
+use walrelay_core::ledger::Ticket;
+use walrelay_core::route::OwnedRecord;
 
 /// Which of `count` partitions a key with this hash belongs to, as Java clients have it (`Utils.toPositive`).
 pub(crate) fn partition(hash: u32, count: i32) -> i32 {
@@ -322,7 +322,7 @@ impl Openings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::Record;
+    use walrelay_core::route::Record;
 
     const TOPIC: &str = "t";
 

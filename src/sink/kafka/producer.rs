@@ -35,11 +35,11 @@ use super::faults::{self, Subject, code};
 use super::native::{Metadata, add_servers, cluster_id, knows_no_broker, metadata};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
-use crate::error::{Error, Kind, Result};
-use crate::failpoint;
-use crate::ledger::Ticket;
-use crate::route::Record;
-use crate::sink::Connection;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::failpoint;
+use walrelay_core::ledger::Ticket;
+use walrelay_core::route::Record;
+use walrelay_core::sink::Connection;
 
 /// How long one poll waits for reports. Nothing interrupts it, and dropping the producer waits for its end.
 const POLL: Duration = Duration::from_millis(100);

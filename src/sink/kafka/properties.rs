@@ -7,8 +7,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 
-use crate::error::{Error, Kind, Result};
-use crate::secret::Secret;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
 
 /// Shorter statistics intervals cost more than they tell: the document grows with brokers times partitions.
 const STATISTICS_INTERVAL_MS_MIN: u64 = 5_000;

@@ -10,7 +10,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::*;
-use crate::secret::Secret;
+use walrelay_core::secret::Secret;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 

@@ -22,8 +22,8 @@ use super::faults::{self, Subject, code};
 use super::native::{self, Resource, Settings};
 use super::options::Options;
 use super::properties::Redactor;
-use crate::error::{Error, Kind, Result};
-use crate::route::Record;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::route::Record;
 
 /// How long one question to the brokers may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -574,7 +574,7 @@ const WINDOW: i64 = 1_000;
 /// How much larger each further look is.
 const GROWTH: i64 = 4;
 /// Offsets looked at, in all partitions together: half of what may be in flight by default, and a second's reading.
-pub(crate) const RECORDS_MAX: i64 = 50_000;
+use walrelay_core::publisher::delivered_before::READ_BACK_RECORDS_MAX as RECORDS_MAX;
 /// Bytes of records looked at: large records must not make a start wait for long.
 const BYTES_MAX: usize = 64 << 20;
 
@@ -582,7 +582,7 @@ const BYTES_MAX: usize = 64 << 20;
 /// told of each whether it is one of those looked for. Those of a partition are shown in windows that go back, each window
 /// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
 /// exist has no records. Nothing is created or committed.
-/// Errors: [`Kind::KafkaRefused`](crate::error::Kind) or `TopicRefused` where the topic may not be read;
+/// Errors: [`Kind::KafkaRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be read;
 /// `KafkaUnreachable` where it could not be by `deadline`. Records that were shown until then count.
 pub(crate) fn read_back(
     options: Options,

@@ -1,10 +1,10 @@
 //! Every fault and every warning, one row each.
 
 use super::*;
-use crate::config::EventSource;
-use crate::position::Lsn;
 use crate::source::catalog::tests::{fit as fit_catalog, member};
 use crate::source::catalog::{Catalog, Flags, Member, PublishedColumn, PublishedTable};
+use walrelay_core::config::EventSource;
+use walrelay_core::position::Lsn;
 
 fn outbox() -> OutboxConfig {
     OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }

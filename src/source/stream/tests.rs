@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, DuplexStream};
 use super::*;
 use crate::config::{SourceConfig, StreamConfig};
 use crate::conninfo::ConnInfo;
-use crate::error::{Error, Kind};
 use crate::postgres::session::tests::{FakeServer, message, pipe, report};
+use walrelay_core::error::{Error, Kind};
 
 const SETTINGS: [(&str, &str); 4] =
     [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];

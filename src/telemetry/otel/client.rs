@@ -13,8 +13,8 @@ use prost::Message;
 
 use crate::config::OtelConfig;
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
-use crate::error::{Error, Kind, Result, with_causes};
 use crate::postgres::tls;
+use walrelay_core::error::{Error, Kind, Result, with_causes};
 
 /// From the look-up of the name to the answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

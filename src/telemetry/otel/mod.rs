@@ -20,8 +20,9 @@ use tokio::time::MissedTickBehavior;
 use self::client::{Client, Failure};
 use self::span::{QUEUE_SPANS, Spans, text};
 use super::Telemetry;
-use crate::config::{OtelConfig, SlotName};
-use crate::error::Result;
+use crate::config::OtelConfig;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::Result;
 
 /// How long the end of the process waits for the last request.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ pub(crate) struct Exporter {
 
 impl Exporter {
     /// Starts the task, and lets `telemetry` take spans.
-    /// Errors: [`Kind::Config`](crate::error::Kind::Config) where TLS cannot be set up.
+    /// Errors: [`Kind::Config`](walrelay_core::error::Kind::Config) where TLS cannot be set up.
     pub(crate) fn start(config: &OtelConfig, slot: &SlotName, telemetry: &mut Telemetry) -> Result<Exporter> {
         let (queue, spans) = Spans::new(slot, &telemetry.metrics.dropped_spans);
         telemetry.spans = Some(queue);

@@ -1,17 +1,18 @@
 //! Parts of spans, attributes, the trace context of an event, and the queue of spans.
 
+use std::sync::Arc;
+
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
-use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
+use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
-use crate::clock::now_us;
+use walrelay_core::publisher::{Batch, EndedBatches};
+use walrelay_core::trace::TraceContext;
 
-/// The header with the trace context of an event: <https://www.w3.org/TR/trace-context/#traceparent-header>
-const TRACEPARENT: &str = "traceparent";
 /// The flags `HAS_IS_REMOTE` and `IS_REMOTE` of OTLP.
 const IS_REMOTE: u32 = 0x300;
 
@@ -33,67 +34,56 @@ impl Spans {
         (Spans { slot: slot.to_string(), queue, dropped: dropped.clone() }, spans)
     }
 
-    pub(crate) fn slot(&self) -> &str {
-        &self.slot
+    /// Takes ended batches, and queues their spans.
+    pub(crate) fn taker(&self) -> EndedBatches {
+        let spans = self.clone();
+        Arc::new(move |batch| spans.push(span(&batch, &spans.slot)))
     }
 
     /// Queues `span`, or drops and counts it. Never waits.
-    pub(crate) fn push(&self, span: Span) {
+    pub(super) fn push(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
             self.dropped.inc();
         }
     }
 }
 
-/// An event of a span, of now.
-pub(crate) fn event(name: &str) -> Event {
-    Event { time_unix_nano: now(), name: name.to_owned(), ..Event::default() }
+/// A link to the trace. The other end of a link is in another process.
+fn link(trace: &TraceContext) -> Link {
+    Link {
+        trace_id: trace.trace_id.to_be_bytes().into(),
+        span_id: trace.span_id.to_be_bytes().into(),
+        flags: u32::from(trace.flags) | IS_REMOTE,
+        ..Link::default()
+    }
 }
 
-/// The status of a span that has an error.
-pub(crate) fn failure(message: String) -> Status {
-    Status { message, code: StatusCode::Error.into() }
-}
-
-/// The trace context of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TraceContext {
-    trace_id: u128,
-    span_id: u64,
-    flags: u8,
-}
-
-impl TraceContext {
-    /// Reads a `traceparent`; `None` where the text is none.
-    pub(crate) fn parse(text: &[u8]) -> Option<TraceContext> {
-        let mut parts = std::str::from_utf8(text).ok()?.trim().split('-');
-        let mut number = |digits: usize| {
-            let part = parts.next().filter(|part| part.len() == digits)?;
-            let is_hex = part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-            u128::from_str_radix(part, 16).ok().filter(|_| is_hex)
-        };
-        let (version, trace_id, span_id, flags) = (number(2)?, number(32)?, number(16)?, number(2)?);
-        // Later versions may have more parts.
-        let fits = version != 0xff && (version > 0 || parts.next().is_none());
-        let (span_id, flags) = (u64::try_from(span_id).ok()?, u8::try_from(flags).ok()?);
-        (fits && trace_id != 0 && span_id != 0).then_some(TraceContext { trace_id, span_id, flags })
-    }
-
-    /// Reads the header of a record.
-    pub(crate) fn of_headers(headers: &[(&str, Option<&[u8]>)]) -> Option<TraceContext> {
-        let (_, value) = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(TRACEPARENT))?;
-        TraceContext::parse((*value)?)
-    }
-
-    /// A link to the trace. The other end of a link is in another process.
-    pub(crate) fn link(&self) -> Link {
-        let (trace_id, span_id) = (self.trace_id.to_be_bytes().into(), self.span_id.to_be_bytes().into());
-        Link { trace_id, span_id, flags: u32::from(self.flags) | IS_REMOTE, ..Link::default() }
-    }
-
-    /// The id of the trace, as `traceparent` has it.
-    pub(crate) fn trace_id(&self) -> String {
-        format!("{:032x}", self.trace_id)
+/// The span of a batch.
+fn span(batch: &Batch, slot: &str) -> Span {
+    let event = |us: i64, name: &str| Event { time_unix_nano: nanos(us), name: name.to_owned(), ..Event::default() };
+    let acked = batch.acked_us.map(|us| event(us, "acked"));
+    let ended = batch.ended_by.map(|word| event(batch.ended_us, word));
+    let failure = |message: &String| Status { message: message.clone(), code: StatusCode::Error.into() };
+    Span {
+        name: format!("deliver {slot}"),
+        trace_id: fastrand::u128(1..).to_be_bytes().into(),
+        span_id: fastrand::u64(1..).to_be_bytes().into(),
+        kind: SpanKind::Producer.into(),
+        start_time_unix_nano: nanos(batch.began_us),
+        end_time_unix_nano: nanos(batch.ended_us),
+        attributes: vec![
+            text("walrelay.slot", slot),
+            integer("walrelay.events", batch.events),
+            integer("walrelay.bytes", batch.bytes),
+            integer("walrelay.failed_events", batch.failed_events),
+            text("walrelay.first_lsn", batch.first_lsn.to_string()),
+            text("walrelay.last_lsn", batch.last_lsn.to_string()),
+        ],
+        events: acked.into_iter().chain(ended).collect(),
+        links: batch.links.iter().map(link).collect(),
+        dropped_links_count: batch.links_left_out,
+        status: Some(batch.failure.as_ref().map(failure).unwrap_or_default()),
+        ..Span::default()
     }
 }
 
@@ -110,40 +100,6 @@ fn attribute(name: &str, value: Value) -> KeyValue {
 }
 
 /// Nanoseconds since the Unix epoch.
-pub(crate) fn now() -> u64 {
-    u64::try_from(now_us()).unwrap_or_default().saturating_mul(1000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-
-    #[test]
-    fn a_traceparent_is_read_as_w3c_has_it() {
-        let good = format!("00-{TRACE}-b7ad6b7169203331-01");
-        let read = TraceContext::parse(good.as_bytes()).unwrap();
-        assert_eq!((read.trace_id(), read.span_id, read.flags), (TRACE.to_owned(), 0xb7ad_6b71_6920_3331, 1));
-        assert_eq!((read.link().trace_id.len(), read.link().span_id.len(), read.link().flags), (16, 8, 0x301));
-        let headers = [("id", Some(&b"1"[..])), ("Traceparent", Some(good.as_bytes()))];
-        assert_eq!(TraceContext::of_headers(&headers), Some(read));
-        let later = format!("cc-{TRACE}-b7ad6b7169203331-01-what-later");
-        assert_eq!(TraceContext::parse(later.as_bytes()), Some(read));
-        for text in [
-            String::new(),
-            format!("{good}-x"),
-            format!("ff-{TRACE}-b7ad6b7169203331-01"),
-            format!("00-{TRACE}-0000000000000000-01"),
-            format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)),
-            format!("00-{}-b7ad6b7169203331-01", TRACE.to_uppercase()),
-            format!("00-+{}-b7ad6b7169203331-01", &TRACE[1..]),
-            format!("00-{TRACE}-b7ad6b7169203331"),
-            "\u{fffd}".repeat(20),
-        ] {
-            assert_eq!(TraceContext::parse(text.as_bytes()), None, "{text}");
-        }
-        assert_eq!(TraceContext::parse(b"\xff"), None);
-        assert_eq!(TraceContext::of_headers(&[("traceparent", None)]), None);
-    }
+fn nanos(us: i64) -> u64 {
+    u64::try_from(us).unwrap_or_default().saturating_mul(1000)
 }

@@ -26,7 +26,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::snapshot::{History, Snapshot};
 use super::{Flow, Telemetry};
-use crate::printable::printable;
+use walrelay_core::printable::printable;
 
 const TICK: Duration = Duration::from_secs(1);
 /// A stream of events ends so long before its connection is closed, so that the browser sees no fault.

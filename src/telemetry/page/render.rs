@@ -2,14 +2,16 @@
 
 use std::fmt::Write as _;
 
-use clap::ValueEnum as _;
 use maud::{Markup, html};
+use strum::VariantArray as _;
 
 use super::snapshot::{DRAWN, LAG_BYTES, LAG_SECONDS, RETAINED, SAMPLE_SECONDS, Snapshot};
-use crate::config::unit::human_bytes;
-use crate::error::NextCommand;
+use crate::telemetry::Side;
 use crate::telemetry::doing::{count, seconds};
-use crate::telemetry::{IntakeClosed, Side};
+use crate::telemetry::intake_sample;
+use walrelay_core::config::unit::human_bytes;
+use walrelay_core::error::NextCommand;
+use walrelay_core::publisher::IntakeClosed;
 
 const WAL: &str = "walrelay_received_bytes_total";
 const ASSEMBLED: &str = "walrelay_assembled_events_total";
@@ -64,7 +66,7 @@ fn stand_bys(pids: &[i32]) -> String {
 
 /// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
 fn way(now: &Snapshot) -> Markup {
-    let closed = IntakeClosed::value_variants().iter().find(|why| now.figures.get(&why.sample()) == Some(1.0));
+    let closed = IntakeClosed::VARIANTS.iter().find(|why| now.figures.get(&intake_sample(**why)) == Some(1.0));
     html! {
         div .card {
             h2 { "Postgres slot" }

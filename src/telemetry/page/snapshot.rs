@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use crate::clock::now_us;
 use crate::telemetry::doing::Doing;
 use crate::telemetry::failures::Failure;
 use crate::telemetry::{Metrics, NotReady, Telemetry};
+use walrelay_core::clock::now_us;
 
 /// The pictures show so many samples; each has the highest of so many ticks, and a tick is a second.
 pub(super) const SAMPLES_MAX: usize = 180;

@@ -1,9 +1,9 @@
 use super::snapshot::{SAMPLES_MAX, Snapshot};
 use super::*;
-use crate::error::{Error, Kind};
-use crate::position::Lsn;
 use crate::telemetry::health::ToDo;
 use crate::telemetry::{Flow, Side};
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::position::Lsn;
 
 /// What the page shows after so many ticks.
 fn page(telemetry: &Telemetry, ticks: u64) -> Snapshot {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use walrelay::position::Lsn;
+use walrelay_core::position::Lsn;
 
 use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET, in_one_mode, in_the_other_mode};
 use crate::support::relay::last_words;

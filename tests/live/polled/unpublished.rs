@@ -5,11 +5,11 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 
 use tokio_postgres::SimpleQueryMessage;
-use walrelay::error::Kind;
 use walrelay::poll::select::rows;
 use walrelay::poll::{Copies, Selection, Which};
-use walrelay::position::Lsn;
-use walrelay::snapshot::Snapshot;
+use walrelay_core::error::Kind;
+use walrelay_core::position::Lsn;
+use walrelay_core::snapshot::Snapshot;
 
 use super::{Reading, SOON, only_ids, world};
 use crate::support::servers::Postgres;

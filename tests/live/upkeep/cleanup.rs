@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use walrelay::ledger::trail::{Pair, Published};
-use walrelay::position::Lsn;
 use walrelay::upkeep::cleanup::{Sweeper, old_partitions};
+use walrelay_core::ledger::trail::{Pair, Published};
+use walrelay_core::position::Lsn;
 
 use super::{database, outboxes, runtime};
 use crate::support::relay::{RelayCommand, last_words, told};

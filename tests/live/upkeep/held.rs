@@ -1,8 +1,9 @@
 //! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at once than memory is
 //! given for.
 
-use walrelay::upkeep::parked::{AggregateHead, Limit};
-use walrelay::upkeep::{Marker, Parking};
+use walrelay::upkeep::Marker;
+use walrelay_core::parked::Parking;
+use walrelay_core::parked::{AggregateHead, Limit};
 
 use super::{conninfo, outboxes, runtime};
 use crate::support::servers::Postgres;

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use walrelay::event::{Place, RowId, Via};
-use walrelay::position::Lsn;
-use walrelay::upkeep::parked::{AggregateHead, ColumnType, Limit, ParkedColumn, ParkedEvent, ParkedRow};
-use walrelay::upkeep::{Batch, Failure, Marker, Parking};
+use walrelay::upkeep::Marker;
+use walrelay_core::event::{Place, RowId, Via};
+use walrelay_core::parked::{AggregateHead, Limit, ParkedColumn, ParkedEvent, ParkedRow};
+use walrelay_core::parked::{Batch, Failure, Parking};
+use walrelay_core::position::Lsn;
+use walrelay_core::template::ColumnType;
 
 use super::{conninfo, database, outboxes, runtime};
 use crate::support::sql::Sql;

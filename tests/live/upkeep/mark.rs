@@ -1,8 +1,9 @@
 //! P13: rows are marked or deleted once they were acked.
 
-use walrelay::error::{Error, Kind};
-use walrelay::event::RowId;
-use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, Parking};
+use walrelay::upkeep::Marker;
+use walrelay_core::error::{Error, Kind};
+use walrelay_core::event::RowId;
+use walrelay_core::parked::{Batch, FailedAgain, Failure, Parking};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;

@@ -1,0 +1,21 @@
+//! The configuration that the core reads, in types that hold only valid values. The program loads it.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`outbox`] | every key of one outbox, and what follows from the keys |
+//! | [`delivery`] | every key of `[delivery]` |
+//! | [`text`], [`unit`] | what a text and a number may be |
+//! | [`name`] | names of slots and tables, and SQL |
+
+pub mod delivery;
+pub mod name;
+pub mod outbox;
+pub mod text;
+pub mod unit;
+
+pub use delivery::{DeliveryConfig, Guarantee, OnError, ReadTails, RetryConfig, TransactionConfig, max_attempts};
+pub use name::{SlotName, TableName};
+pub use outbox::{
+    CopiedRows, EventSource, MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, NullHeaders, OutboxConfig, RowKey, Upkeep,
+    ValueConfig,
+};

@@ -1,0 +1,47 @@
+//! The decisions of walrelay: everything that decides, and nothing that waits.
+//!
+//! Inputs and outputs are values. A message of the slot, a row of the table, an ack, "stored" go in; a record to enqueue, a
+//! write to a row, a position to store, an LSN to confirm come out. The core has no socket, no task and no timer; times are
+//! arguments. The program `walrelay` carries out what the core decides. The promises are numbered in the program's `lib.rs`.
+//!
+//! A module imports only modules above it in this table.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`clock`] | the wall clock, for people and lags |
+//! | [`failpoint`] | points where a test may pause or kill the process |
+//! | [`printable`] | text that is safe on a terminal |
+//! | [`secret`] | text that must not be seen |
+//! | [`trace`] | the trace context of an event |
+//! | [`position`] | LSNs, positions, and the server that they are of |
+//! | [`snapshot`] | which transactions a snapshot sees |
+//! | [`error`] | errors, their consequences and their exit codes |
+//! | [`template`] | text made of columns |
+//! | [`config`] | the configuration that the core reads |
+//! | [`decode`] | one pgoutput message from bytes |
+//! | [`event`] | events from messages and rows |
+//! | [`ledger`] | what is in flight; the position to store, the LSN to confirm; the published transactions |
+//! | [`route`] | the record of an event |
+//! | [`sink`] | the boundary of the buses |
+//! | [`parked`] | parked events, and writes to rows, as values |
+//! | [`publisher`] | events in, acks in; what is given up, parked, written back; one producer's pipeline |
+
+pub mod clock;
+pub mod config;
+pub mod decode;
+pub mod error;
+pub mod event;
+pub mod failpoint;
+pub mod ledger;
+pub mod parked;
+pub mod position;
+pub mod printable;
+pub mod publisher;
+pub mod route;
+pub mod secret;
+pub mod sink;
+pub mod snapshot;
+pub mod template;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod trace;

@@ -1,0 +1,907 @@
+//! Publishes events: routes them, enqueues their records, takes in the acks, and gives up what cannot be delivered.
+//!
+//! Every source of events uses it: the stream through [`pipeline::Pipeline`], rows of a table through `table_loop` and
+//! `replay`. One source at a time has the sink, so that no two publish at once (P2). It does no I/O of its own.
+//!
+//! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
+//!    no room, or the record has to be isolated, the record is *pending* and intake is closed.
+//! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
+//! 3. `WriteBacks` has what is to be written to the rows of released events.
+//!
+//! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
+//! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.
+
+mod batches;
+mod context;
+pub mod delivered_before;
+mod intake;
+pub mod parked_index;
+pub mod pipeline;
+pub mod quarantine;
+pub mod transaction;
+pub mod write_back;
+
+pub use batches::{Batch, EndedBatches};
+pub use intake::IntakeClosed;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::config::{CopiedRows, DeliveryConfig, OnError, OutboxConfig, SlotName};
+use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use crate::event::{Event, Place, Shown, Via};
+use crate::failpoint;
+use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
+use crate::parked::{CLASSES, Failure, ParkedEvent, ParkedRef};
+use crate::position::Position;
+use crate::publisher::batches::Batches;
+use crate::publisher::context::Context;
+use crate::publisher::delivered_before::{DeliveredBefore, Verdict as Before};
+use crate::publisher::parked_index::ParkedIndex;
+use crate::publisher::quarantine::{EventId, Quarantine, Verdict};
+use crate::publisher::transaction::Transaction;
+use crate::publisher::write_back::{RowPolicy, WriteBack, WriteBacks};
+use crate::route::dead_letter::Reason;
+use crate::route::{OwnedRecord, Record, Router};
+use crate::sink::{Delivery, EnqueueError, Sink};
+use crate::trace::TraceContext;
+
+/// The configuration of a publisher.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The slot, for errors.
+    pub slot: SlotName,
+    /// Which rows are events, and what records they become.
+    pub outboxes: Vec<OutboxConfig>,
+    /// The limits of events in flight.
+    pub limits: Limits,
+    /// The reaction to events that cannot be delivered.
+    pub delivery: DeliveryConfig,
+}
+
+impl Setup {
+    fn columns(&self, outbox: usize) -> &[String] {
+        self.outboxes.get(outbox).map(|outbox| outbox.columns.as_slice()).unwrap_or_default()
+    }
+
+    /// `event` as it is parked, where events that are given up are parked.
+    fn parks(&self, event: &Event<'_>) -> Option<Box<ParkedEvent>> {
+        (self.delivery.on_error == OnError::Park).then(|| Box::new(ParkedEvent::of(event, self.columns(event.outbox))))
+    }
+
+    /// What to do about an event that `error` keeps from its topic, after what the configuration says was done with it.
+    fn fix_of_given_up(&self, id: &EventId, error: &Error) -> Option<String> {
+        let of_command = |name| NextCommand::new(name).option("slot", &self.slot).option("id", typed(id.row.id()));
+        let outbox = self.outboxes.get(id.row.outbox);
+        // The row of an event that is given up is deleted, too, unless it is marked.
+        let deletes = |outbox: &&OutboxConfig| outbox.upkeep.delete && outbox.upkeep.mark_failed.is_none();
+        let has_row = outbox.is_some_and(|outbox| outbox.source.table().is_some()) && outbox.filter(deletes).is_none();
+        let then = match self.delivery.on_error {
+            OnError::Park => Remedy::from("then have the event tried again: ").and(of_command("parked retry")),
+            OnError::DeadLetter | OnError::Skip | OnError::Stop if has_row => {
+                Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
+            }
+            OnError::DeadLetter => Remedy::from(
+                "then produce the dead letter to its topic with a tool of Kafka: see docs/how-to/handle-undelivered-events.md",
+            ),
+            OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
+        };
+        let cause = error.any_remedy().or_else(|| error.kind().remedy())?;
+        Some(Remedy::joined([cause, then]).to_string())
+    }
+
+    /// The record of `event`, which is not enqueued yet.
+    fn keep(&self, event: &Event<'_>, known: InFlight, record: &Record<'_>) -> Pending {
+        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+        let event = InFlight { parks: self.parks(event), ..known };
+        Pending { record, event, row, is_isolated: false, unread_tail: None }
+    }
+}
+
+/// Counts since the publisher began, for the metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages decoded.
+    pub decoded: u64,
+    /// Events assembled that were not delivered before.
+    pub assembled: u64,
+    /// Events that have a record: topic, key, headers and value.
+    pub routed: u64,
+    /// Records enqueued.
+    pub enqueued: u64,
+    /// Records acked.
+    pub acked: u64,
+    /// Bytes of their keys, values and headers.
+    pub acked_bytes: u64,
+    /// Times an event reached a limit of what may be in flight, which closes intake.
+    pub queue_full: u64,
+    /// Events whose dead letters are delivered.
+    pub dead_lettered: u64,
+    /// Events that were given up without a dead letter.
+    pub skipped: u64,
+    /// Events that were parked, because they could not be delivered or behind one that could not.
+    pub parked: u64,
+    /// Events that are parked and came again, as far as their row keys tell.
+    pub waiting_again: u64,
+    /// Events that an earlier process had published.
+    pub delivered_before: u64,
+    /// Topics that refused a record and took one since.
+    pub topics_taking: u64,
+    /// Attempts to deliver an event that failed, by class: see [`CLASSES`].
+    pub failed: [u64; CLASSES.len()],
+}
+
+impl Counts {
+    fn attempt_failed(&mut self, class: &str) {
+        for (known, failed) in CLASSES.iter().zip(&mut self.failed) {
+            *failed += u64::from(*known == class);
+        }
+    }
+
+    /// An event is given up for the first time. Attempts at a topic that refuses are counted where it refused.
+    fn given_up(&mut self, class: &str) {
+        if class != Kind::TopicRefused.class() {
+            self.attempt_failed(class);
+        }
+    }
+}
+
+/// An event until its delivery. The ledger has it where more than place and times is needed.
+#[derive(Debug, Default)]
+pub struct InFlight {
+    place: Place,
+    committed_at_us: i64,
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    xid: Option<u32>,
+    /// Its ticket, where its record was sent and refused.
+    ticket: Option<Ticket>,
+    /// The write to its row after the delivery.
+    write_back: Option<WriteBack>,
+    /// The event, where those that the broker refuses are given up.
+    id: Option<EventId>,
+    /// How often it may be tried, where its row says so.
+    max_attempts: Option<u32>,
+    /// The replacement for its record, where the event is given up.
+    instead: Option<Instead>,
+    /// Its record, where it is isolated because the broker may refuse it.
+    isolated: Option<OwnedRecord>,
+    /// The event as it is parked, should it be given up.
+    parks: Option<Box<ParkedEvent>>,
+    /// Its topic, where that refused the record before.
+    refusing: Option<String>,
+    /// Its context in log lines and spans.
+    context: Option<Box<Context>>,
+}
+
+impl InFlight {
+    /// The same event, of which no record of its own is sent any more.
+    fn without_record(&self) -> InFlight {
+        let InFlight { place, committed_at_us, xid, ticket, .. } = *self;
+        InFlight { place, committed_at_us, xid, ticket, context: self.context.clone(), ..InFlight::default() }
+    }
+
+    /// Of most events nothing has to be kept.
+    fn needed(self) -> Option<Box<InFlight>> {
+        let InFlight { write_back, id, max_attempts, instead, isolated, refusing, .. } = &self;
+        let is_needed = write_back.is_some()
+            || id.is_some()
+            || max_attempts.is_some()
+            || instead.is_some()
+            || isolated.is_some()
+            || refusing.is_some();
+        is_needed.then(|| Box::new(self))
+    }
+
+    /// Why nothing may be enqueued behind it, if nothing may.
+    fn closes_intake(&self) -> Option<IntakeClosed> {
+        if self.isolated.is_some() {
+            return Some(IntakeClosed::IsolatedRecord);
+        }
+        // Records behind it would be sent again with each further attempt.
+        (self.instead == Some(Instead::DeadLetterAgain)).then_some(IntakeClosed::DeadLetter)
+    }
+}
+
+/// The replacement for the record of an event that is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Instead {
+    DeadLetter,
+    DeadLetterAgain,
+    Nothing,
+}
+
+/// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
+#[derive(Debug)]
+struct Pending {
+    record: OwnedRecord,
+    event: InFlight,
+    row: Shown,
+    /// Whether it is to be sent with nothing else in flight, because the broker may refuse it.
+    is_isolated: bool,
+    /// The outbox, while the tail of the topic has to be read: it says whether the event was delivered before.
+    unread_tail: Option<usize>,
+}
+
+enum Decision {
+    Enqueue,
+    Keep { is_isolated: bool, unread_tail: Option<usize> },
+    DeliveredBefore,
+    GiveUp(Verdict),
+    Park,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Publisher<S> {
+    pub setup: Setup,
+    pub routers: Vec<Router>,
+    pub rows: Vec<RowPolicy>,
+    /// Events in flight.
+    pub ledger: Ledger<Option<Box<InFlight>>>,
+    /// Where records go.
+    pub sink: S,
+    pending: Option<Pending>,
+    /// Where events are committed together with the position behind them.
+    pub transaction: Transaction<InFlight>,
+    /// Writes to the rows of delivered events.
+    pub write_backs: WriteBacks,
+    pub quarantine: Quarantine,
+    pub parking: ParkedIndex,
+    /// Events that an earlier process may have published, while they come again.
+    pub before: Option<Box<DeliveredBefore>>,
+    /// Delivery reports that were not taken in yet.
+    deliveries: Vec<Delivery>,
+    pub counts: Counts,
+    pub batches: Batches,
+}
+
+impl<S: Sink> Publisher<S> {
+    /// Begins behind `start`. The error is that of [`Router::new`].
+    pub fn new(setup: &Setup, start: Position, sink: S) -> Result<Self> {
+        let router = |outbox| Router::new(outbox).map_err(|error| Error::new(Kind::Bug, error));
+        Ok(Publisher {
+            setup: setup.clone(),
+            routers: setup.outboxes.iter().map(router).collect::<Result<_>>()?,
+            rows: setup.outboxes.iter().map(RowPolicy::of).collect(),
+            ledger: Ledger::new(start, setup.limits),
+            sink,
+            pending: None,
+            transaction: Transaction::new(setup.delivery.transactions().cloned()),
+            write_backs: WriteBacks::default(),
+            quarantine: Quarantine::default(),
+            parking: ParkedIndex::default(),
+            before: None,
+            deliveries: Vec::new(),
+            counts: Counts::default(),
+            batches: Batches::default(),
+        })
+    }
+
+    /// Events come from this server and timeline from here on.
+    pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
+        self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
+    }
+
+    /// A new connection to the server begins, and sends again what was not taken in.
+    pub fn reconnected(&mut self) {
+        // An event without a ticket was not taken in, so the server sends it again.
+        self.pending.take_if(|pending| pending.event.ticket.is_none());
+        self.write_backs.abandon();
+    }
+
+    /// All counts.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
+    pub fn intake_closed(&self) -> Option<IntakeClosed> {
+        if let Some(pending) = &self.pending {
+            return Some(match (pending.unread_tail, pending.is_isolated) {
+                (Some(_), _) => IntakeClosed::TopicTail,
+                (None, true) => IntakeClosed::IsolatedRecord,
+                (None, false) => IntakeClosed::QueueFull,
+            });
+        }
+        if let Some(Some(newest)) = self.ledger.newest()
+            && let Some(why) = newest.closes_intake()
+        {
+            return Some(why);
+        }
+        let (limits, events) = (self.ledger.limits, self.ledger.in_flight_events());
+        if !self.ledger.has_room() {
+            let is_events = events >= limits.events;
+            return Some(if is_events { IntakeClosed::InFlightEvents } else { IntakeClosed::InFlightBytes });
+        }
+        if events + self.write_backs.len() >= limits.events {
+            return Some(IntakeClosed::WriteBack);
+        }
+        if self.write_backs.parked_bytes >= limits.bytes {
+            return Some(IntakeClosed::ParkedBytes);
+        }
+        (!self.transaction.takes()).then_some(IntakeClosed::Transaction)
+    }
+
+    /// Whether an event may be taken in (P4, P5).
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.intake_closed().is_none()
+    }
+
+    // Events in.
+
+    /// Routes `event` and hands its record to the sink, or gives the event up. Call only with room.
+    ///
+    /// # Errors
+    /// The event cannot be routed, or the sink refuses it, and such events are not given up (P3). Nothing was enqueued.
+    pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
+        self.counts.assembled += 1;
+        failpoint::reached("assembled");
+        let rows = self.rows.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        if event.is_copied() {
+            rows.copied(event, &self.setup.slot);
+            match rows.upkeep.copied_rows {
+                CopiedRows::Publish => {}
+                CopiedRows::Skip => {
+                    let Event { place, committed_at_us, xid, .. } = *event;
+                    return self.done(InFlight { place, committed_at_us, xid, ..InFlight::default() });
+                }
+                CopiedRows::Stop => return Err(stops_at_copy(event, &self.setup.slot)),
+            }
+        }
+        let mut known = InFlight {
+            write_back: rows.on_acked(event),
+            id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
+            max_attempts: rows.max_attempts(event, &self.setup.slot),
+            context: rows.context.read(event),
+            place: event.place,
+            committed_at_us: event.committed_at_us,
+            xid: event.xid,
+            ..InFlight::default()
+        };
+        // A routed record borrows its router, and everything else is needed for it.
+        let mut routers = std::mem::take(&mut self.routers);
+        let published = match routers.get_mut(event.outbox) {
+            None => Err(no_such_outbox()),
+            Some(router) => match router.route(event) {
+                Ok(routed) => {
+                    self.counts.routed += 1;
+                    if let Some(header) = routed.left_out() {
+                        warn_of_left_out(event, header, &self.setup);
+                    }
+                    routed.with_record(|record| self.publish_record(event, known, record))
+                }
+                Err(error) => {
+                    let (record, error) = (router.unrouted(event), error.into_error(&self.setup.slot));
+                    known.parks = self.setup.parks(event);
+                    self.give_up(known, record, &Verdict::of(error))
+                }
+            },
+        };
+        self.routers = routers;
+        published
+    }
+
+    fn publish_record(&mut self, event: &Event<'_>, mut known: InFlight, record: &Record<'_>) -> Result<()> {
+        match self.decide(event, &known, record) {
+            Decision::Enqueue => match self.enqueue(record, &mut known, false) {
+                Ok(bytes) => {
+                    failpoint::reached("enqueued");
+                    self.enqueued(bytes, known)
+                }
+                Err(EnqueueError::Refused(error)) => self.refused_at_once(self.setup.keep(event, known, record), error),
+                // Which record finished the producer is said with the deliveries.
+                Err(EnqueueError::Full | EnqueueError::Finished) => {
+                    self.pending = Some(self.setup.keep(event, known, record));
+                    Ok(())
+                }
+            },
+            Decision::Keep { is_isolated, unread_tail } => {
+                self.pending = Some(Pending { is_isolated, unread_tail, ..self.setup.keep(event, known, record) });
+                if unread_tail.is_some() { Ok(()) } else { self.retry_pending() }
+            }
+            Decision::DeliveredBefore => {
+                self.counts.delivered_before += 1;
+                self.done(known)
+            }
+            Decision::GiveUp(verdict) => {
+                known.parks = self.setup.parks(event);
+                self.give_up(known, OwnedRecord::of(record), &verdict)
+            }
+            Decision::Park => {
+                let is_behind = self.parking.is_blocked(event.outbox, record.key, &event.place);
+                let why = (!is_behind).then(|| {
+                    let cause = format!("topic {} refuses records; this event was not tried", record.topic);
+                    // It was not tried, and that costs it no try.
+                    Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
+                });
+                self.park(ParkedEvent::of(event, self.setup.columns(event.outbox)), &known, record, why, None)
+            }
+        }
+    }
+
+    fn decide(&mut self, event: &Event<'_>, known: &InFlight, record: &Record<'_>) -> Decision {
+        let mut is_isolated = false;
+        if let Some(id) = &known.id {
+            if let Some(verdict) = self.quarantine.verdict(id) {
+                return Decision::GiveUp(verdict.clone());
+            }
+            if self.parking.is_any() && self.parking.must_park(&id.row, &event.place, record) {
+                return Decision::Park;
+            }
+            let retry = self.setup.delivery.retry.within(known.max_attempts);
+            if let Some(error) =
+                self.quarantine.topics.given_up(record.topic, Instant::now, |attempts| attempts > retry.attempts)
+            {
+                return Decision::GiveUp(Verdict::of(error));
+            }
+            is_isolated = self.quarantine.is_suspect(id, record);
+        }
+        match self.before.as_mut().map(|before| before.judge(event.place, event.outbox, record)) {
+            Some(Before::Delivered) => Decision::DeliveredBefore,
+            Some(Before::Unread) => Decision::Keep { is_isolated, unread_tail: Some(event.outbox) },
+            None | Some(Before::Publish) if is_isolated => Decision::Keep { is_isolated, unread_tail: None },
+            None | Some(Before::Publish) => Decision::Enqueue,
+        }
+    }
+
+    /// Offers the pending record to the sink once more. No other record is offered before it (P2).
+    pub fn retry_pending(&mut self) -> Result<()> {
+        let Some(mut pending) = self.pending.take() else { return Ok(()) };
+        if let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) {
+            match pending.record.with_record(|record| before.judge(pending.event.place, outbox, record)) {
+                Before::Publish => {}
+                Before::Delivered => {
+                    self.counts.delivered_before += 1;
+                    return self.done(pending.event);
+                }
+                Before::Unread => {
+                    self.pending = Some(pending);
+                    return Ok(());
+                }
+            }
+        }
+        pending.unread_tail = None;
+        self.offer(pending)
+    }
+
+    /// Whether a record is pending.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Offers a record to the sink, and keeps it where there is no room.
+    fn offer(&mut self, mut pending: Pending) -> Result<()> {
+        let Pending { record, event, is_isolated, .. } = &mut pending;
+        match record.with_record(|record| self.enqueue(record, event, *is_isolated)) {
+            Ok(bytes) => {
+                let Pending { record, mut event, is_isolated, .. } = pending;
+                event.parks.take_if(|_| !is_isolated);
+                self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })
+            }
+            Err(EnqueueError::Full | EnqueueError::Finished) => {
+                self.pending = Some(pending);
+                Ok(())
+            }
+            Err(EnqueueError::Refused(error)) => self.refused_at_once(pending, error),
+        }
+    }
+
+    /// The sink refuses the record: its event is given up. A dead letter that is too large goes without what is large in it.
+    /// Errors: such events are not given up (P3), or that was the dead letter.
+    #[cold]
+    fn refused_at_once(&mut self, mut pending: Pending, error: Error) -> Result<()> {
+        let event = &pending.event;
+        if event.instead.is_some() {
+            if error.kind() != Kind::RecordTooLarge || !pending.record.is_reducible() {
+                return Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic));
+            }
+            // A record that is too large for the producer is too large in any topic.
+            pending.record = pending.record.reduced();
+            return self.offer(pending);
+        }
+        if event.id.is_some() && error.kind().disposition() == Disposition::GiveUp {
+            return self.give_up(pending.event, pending.record, &Verdict::of(error));
+        }
+        let Place { commit_lsn, index, .. } = event.place;
+        let trace = pending.record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let trace_id = trace.map(|trace| trace.hex_id());
+        Err(of_trace(error.of_row(pending.row), trace_id).of_event(commit_lsn, index))
+    }
+
+    /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it counts.
+    fn enqueue(&mut self, record: &Record<'_>, event: &mut InFlight, is_isolated: bool) -> Result<usize, EnqueueError> {
+        let ticket = event.ticket.unwrap_or(self.ledger.next());
+        match is_isolated {
+            true if self.ledger.in_flight_events() > 0 => return Err(EnqueueError::Full),
+            true => self.sink.enqueue_apart(record, ticket)?,
+            false => self.sink.enqueue(record, ticket)?,
+        }
+        event.refusing = self.quarantine.topics.refusing(record.topic);
+        let bytes = record.bytes();
+        if event.ticket.is_none() {
+            self.batches.enqueued(ticket, event.place, bytes, || trace_of(event.context.as_deref(), record));
+        }
+        Ok(bytes)
+    }
+
+    fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
+        if let Some(ticket) = event.ticket {
+            self.ledger.set_event(ticket, event.needed());
+            return Ok(());
+        }
+        self.counts.enqueued += 1;
+        self.transaction.enqueued();
+        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)?;
+        self.counts.queue_full += u64::from(!self.ledger.has_room());
+        Ok(())
+    }
+
+    // Acks in.
+
+    /// Waits for delivery reports. Safe to cancel.
+    pub async fn receive_deliveries(&mut self) {
+        self.sink.deliveries(&mut self.deliveries).await;
+    }
+
+    /// Takes in delivery reports.
+    ///
+    /// # Errors
+    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. A
+    /// failure of an event that can be given up heals: the next producer finds out which event it is.
+    pub fn delivered(&mut self) -> Result<()> {
+        let mut deliveries = std::mem::take(&mut self.deliveries);
+        let mut failure = None;
+        for delivery in &deliveries {
+            match delivery {
+                Delivery::Acked(ticket) => {
+                    failpoint::reached("acked");
+                    let bytes = self.ledger.acked(*ticket).map_err(contradiction)?;
+                    self.counts.acked_bytes += bytes as u64;
+                    self.counts.acked += 1;
+                }
+                Delivery::Refused(ticket, error) => {
+                    if let Err(error) = self.refused_isolated(*ticket, error.clone()) {
+                        failure.get_or_insert(error);
+                    }
+                }
+                Delivery::Failed(ticket, error) => {
+                    let error = self.failed(*ticket, error.clone());
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        self.release();
+        let failure = failure.map_or(Ok(()), |failure| Err(self.judge_refused(&deliveries, failure)));
+        // The buffer is used again.
+        deliveries.clear();
+        self.deliveries = deliveries;
+        failure
+    }
+
+    /// The error for the failure of this record alone.
+    fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
+        self.batches.failed(ticket, None, &error);
+        if self.setup.delivery.on_error == OnError::Park
+            && let Some(topic) = error.topic()
+        {
+            // Events for it are parked from here on, and what follows then heals.
+            if self.quarantine.topics.give_up_next(topic, error.clone()) {
+                self.counts.attempt_failed(error.kind().class());
+            }
+            return Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}"));
+        }
+        match self.ledger.whereabouts(ticket) {
+            Some(at) => error.of_event(at.commit_lsn, at.index),
+            None => error,
+        }
+    }
+
+    /// Whether everything taken in is acked.
+    pub fn is_drained(&self) -> bool {
+        self.pending.is_none() && self.ledger.in_flight_events() == 0
+    }
+
+    /// Handles events that are delivered by now, oldest first.
+    fn release(&mut self) {
+        self.batches.acked(Ticket(self.ledger.next().0 - self.ledger.in_flight_events() as u64));
+        while let Some((before, event)) = self.ledger.take_delivered() {
+            let Some(mut event) = event else { continue };
+            if let Some(record) = event.isolated.take() {
+                record.with_record(|record| self.quarantine.took_isolated(record));
+            }
+            event.parks = None;
+            if let Some(write_back) = event.write_back.take() {
+                self.write_backs.push(before, write_back, event.xid, event.committed_at_us);
+            }
+            if self.transaction.is_used() {
+                self.transaction.uncommitted.push(*event);
+            } else {
+                self.finish(&event);
+            }
+        }
+    }
+
+    /// This event does not come again.
+    fn finish(&mut self, event: &InFlight) {
+        if let Some(topic) = &event.refusing {
+            self.counts.topics_taking += u64::from(self.quarantine.topics.took(topic));
+        }
+        if let Some(id) = &event.id {
+            self.quarantine.delivered(id);
+        }
+        match event.instead {
+            None => {}
+            Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.counts.dead_lettered += 1,
+            Some(Instead::Nothing) => self.counts.skipped += 1,
+        }
+    }
+
+    /// No record, or no further one, is sent of an event. Its write-back holds the position back.
+    fn done(&mut self, event: InFlight) -> Result<()> {
+        let ticket = event.ticket.unwrap_or(self.ledger.next());
+        match event.ticket {
+            Some(ticket) => self.ledger.set_event(ticket, event.needed()),
+            None => self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?,
+        }
+        self.ledger.acked(ticket).map_err(contradiction)?;
+        self.release();
+        Ok(())
+    }
+
+    /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of its events, if one is used.
+    pub fn committed(&mut self) -> Option<u64> {
+        for event in std::mem::take(&mut self.transaction.uncommitted) {
+            self.finish(&event);
+        }
+        self.transaction.is_used().then(|| self.transaction.committed())
+    }
+
+    /// Up to where every event is delivered, and written back where rows are.
+    pub fn completed(&self) -> Position {
+        self.write_backs.completed(self.ledger.delivered())
+    }
+
+    /// Drops a pending record whose topic's tail is not read: the server sends its event again to the next session.
+    pub fn forget_unread(&mut self) {
+        self.pending.take_if(|pending| pending.unread_tail.is_some());
+    }
+
+    // Refusals: which event the broker refused, and what follows.
+
+    /// The error for `failure`, the first of these `deliveries`, where events are given up.
+    fn judge_refused(&mut self, deliveries: &[Delivery], mut failure: Error) -> Error {
+        let gives_up = self.setup.delivery.on_error != OnError::Stop;
+        let refused = deliveries.iter().filter_map(|delivery| match delivery {
+            Delivery::Failed(ticket, error) => Some((ticket, error)),
+            Delivery::Acked(_) | Delivery::Refused(..) => None,
+        });
+        // How often the topic may refuse it, where the row of the first event that it refused says so.
+        let topic = failure.topic();
+        let of_topic = refused.clone().filter(|(_, error)| topic.is_some() && error.topic() == topic);
+        let first = of_topic.map(|(ticket, _)| *ticket).min();
+        failure.max_attempts = first.and_then(|ticket| self.ledger.event(ticket)?.as_deref()?.max_attempts);
+        let is_given_up = |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
+        let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
+        let Some((_, first)) = refused.first() else { return failure };
+        let cause = format!("the broker refused a record; looking for it: {first}");
+        if refused.len() > 1 {
+            self.quarantine.with_others();
+        }
+        let mut judged = true;
+        for (ticket, error) in refused {
+            let event = self.ledger.event(*ticket).and_then(Option::as_deref);
+            judged &= event.is_some_and(|event| {
+                event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
+            });
+        }
+        if judged {
+            Error::new(Kind::KafkaUnreachable, cause).remedy("wait: the log names the refused event and its remedy")
+        } else {
+            dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
+        }
+    }
+
+    /// The isolated event is refused, and given up.
+    #[cold]
+    fn refused_isolated(&mut self, ticket: Ticket, error: Error) -> Result<()> {
+        let known = self.ledger.event_mut(ticket);
+        let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some())) else {
+            return Ok(());
+        };
+        let mut event = *event;
+        let (Some(id), Some(record)) = (&event.id, event.isolated.take()) else {
+            return Err(error.of_event(event.place.commit_lsn, event.place.index));
+        };
+        self.quarantine.refused_isolated(id, &record, &error);
+        let error = error.of_row(Shown::of(id.row.id()));
+        event.ticket = Some(ticket);
+        self.give_up(event, record, &Verdict::of(error))
+    }
+
+    /// Gives an event up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    #[cold]
+    fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
+        self.batches.failed(event.ticket.unwrap_or(self.ledger.next()), Some(event.place), &verdict.error);
+        let trace = record.with_record(|record| trace_of(event.context.as_deref(), record));
+        let trace_id = trace.map(|trace| trace.hex_id());
+        let Some(id) = event.id.take() else { return Err(of_trace(verdict.error.clone(), trace_id)) };
+        let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
+        let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
+        if let Some(parked) = event.parks.take() {
+            self.quarantine.forget(&id);
+            let (why, fix) =
+                (Some(Failure { attempts: 1, ..failure }), self.setup.fix_of_given_up(&id, &verdict.error));
+            return record.with_record(|record| self.park(*parked, &event, record, why, fix));
+        }
+        debug_assert_ne!(self.setup.delivery.on_error, OnError::Park, "P3: skipped in place of parked");
+        let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
+        let DeliveryConfig { on_error, dead_letter_topic, .. } = &self.setup.delivery;
+        let (slot, outbox, row, place) = (&self.setup.slot, &*rows.outbox, Shown::of(id.row.id()), event.place);
+        let cause = failure.cause.as_str();
+        let dead_letters = *on_error == OnError::DeadLetter;
+        let outcome = if dead_letters { "dead-letter" } else { "skip" };
+        let again = self.quarantine.give_up(&id, verdict);
+        let columns = event.context.as_ref().and_then(|context| context.columns());
+        if again {
+            tracing::debug!(%slot, outbox, %row, trace_id, columns, outcome, "an event that was given up came again");
+        } else {
+            self.counts.given_up(class);
+            let fix = self.setup.fix_of_given_up(&id, &verdict.error);
+            tracing::warn!(event = "event_given_up", %slot, outbox, %row, trace_id, columns, %place, class, cause, outcome,
+                fix, "an event was given up");
+        }
+        let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
+        let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
+        let write_back = rows.on_failed(&id.row, failure);
+        let Some(letter) = letter else {
+            // Of two rows of a table with the same id, each is judged by itself.
+            if place.via != Via::Slot {
+                self.quarantine.forget(&id);
+            }
+            let (id, instead) = (Some(id), Some(Instead::Nothing));
+            return self.done(InFlight { write_back, id, instead, ..event.without_record() });
+        };
+        let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
+        let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };
+        let record = if verdict.without_value { letter.reduced() } else { letter };
+        self.offer(Pending { record, event, row, is_isolated: false, unread_tail: None })
+    }
+
+    // Parked events: those that cannot be delivered yet, and those behind them.
+
+    /// The table of parked events is read from here on. Events on their way there are parked, too.
+    pub fn begin_look(&mut self) {
+        let in_flight = self.ledger.events().flatten().filter_map(|event| event.write_back.as_ref()?.parked());
+        let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
+        self.parking.begin_look(under_way.collect());
+    }
+
+    /// Parks an event: `why`, unless it is parked behind an earlier one. Later events of its aggregate are parked behind it.
+    #[cold]
+    fn park(
+        &mut self,
+        mut parked: ParkedEvent,
+        event: &InFlight,
+        record: &Record<'_>,
+        why: Option<Failure>,
+        fix: Option<String>,
+    ) -> Result<()> {
+        let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
+        let (slot, place) = (&self.setup.slot, parked.place);
+        if self.parking.holds(&parked.row, &place) {
+            let is_unsure = self.parking.came_again(&parked.row, &place, rows, slot);
+            self.counts.waiting_again += u64::from(is_unsure);
+            return self.done(event.without_record());
+        }
+        parked.key = record.key.map(<[u8]>::to_vec);
+        parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
+        parked.why = why;
+        let row = Shown::of(parked.row.id());
+        if let Some(Failure { class, cause, .. }) = parked.tried() {
+            self.counts.given_up(class);
+            let outbox = &rows.outbox;
+            let columns = event.context.as_ref().and_then(|context| context.columns());
+            let trace_id = trace_of(event.context.as_deref(), record).map(|trace| trace.hex_id());
+            tracing::warn!(event = "event_parked", %slot, outbox, %row, trace_id, columns, %place, class, cause,
+                outcome = "park", fix, "an event cannot be delivered, and is parked");
+        }
+        if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
+            let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
+            parked.retry_in_ms = wait.map(millis);
+        }
+        let is_parked = self.parking.park(waiting_as(&parked));
+        is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
+        self.counts.parked += 1;
+        self.write_backs.expect(&parked);
+        let write_back = Some(rows.on_parked(parked));
+        self.done(InFlight { write_back, ..event.without_record() })
+    }
+}
+
+/// An id as it is typed in a shell; one that would have to be quoted is left open.
+fn typed(id: &[u8]) -> &str {
+    let is_plain = |id: &&str| {
+        id.len() <= 100
+            && id.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    std::str::from_utf8(id).ok().filter(is_plain).unwrap_or("ID")
+}
+
+fn dead_letter_refused(error: &Error, topic: &str) -> Error {
+    match error.kind().disposition() {
+        Disposition::GiveUp => {}
+        // It takes none at all, and somebody can heal that.
+        Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+        Disposition::Retry | Disposition::Halt => return error.clone(),
+    }
+    Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
+        "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
+         set delivery.on_error to stop"
+    ))
+}
+
+fn waiting_as(event: &ParkedEvent) -> ParkedRef {
+    let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
+    let refused_by = event.topic.clone().filter(|_| is_refused);
+    ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+}
+
+pub fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The trace of an event: of its column, else of its record's header.
+fn trace_of(context: Option<&Context>, record: &Record<'_>) -> Option<TraceContext> {
+    context.and_then(|context| context.trace).or_else(|| TraceContext::of_headers(record.headers))
+}
+
+/// `error`, which ends the relay, with the trace of its event.
+fn of_trace(error: Error, trace_id: Option<String>) -> Error {
+    trace_id.into_iter().fold(error, |error, trace_id| error.about(format_args!("trace {trace_id}")))
+}
+
+/// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
+#[cold]
+fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. }: &Setup) {
+    /// Outboxes with a warning: a writer of such headers writes them into every row, and a producer does not live long.
+    static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+    let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+    if WARNED.lock().insert((slot.to_string(), outbox.clone())) {
+        let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
+        tracing::warn!(event = "header_omitted", %slot, outbox, %row, %header,
+            "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
+             each outbox; rename the headers)");
+    }
+}
+
+#[cold]
+fn stops_at_copy(event: &Event<'_>, slot: &SlotName) -> Error {
+    let cause = format!(
+        "slot {slot}: the row was copied: transaction {} wrote it, and its transaction column has another one; \
+         outbox.copied_rows is stop",
+        event.xid.unwrap_or_default()
+    );
+    let Place { commit_lsn, index, .. } = event.place;
+    let error = Error::new(Kind::Event, cause).remedy(
+        "set outbox.copied_rows to \"publish\" where such rows are events, or to \"skip\" where their events are \
+         published already",
+    );
+    error.of_row(Shown::of(event.id())).of_event(commit_lsn, index)
+}
+
+/// The assembler counts outboxes as the configuration does.
+#[cold]
+fn no_such_outbox() -> Error {
+    Error::new(Kind::Bug, "an event is from an outbox that is not configured")
+}
+
+/// The source contradicts itself or us: nothing it says may be confirmed any more.
+pub fn contradiction(error: LedgerError) -> Error {
+    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}")).remedy(
+        "nothing was confirmed past this point; start walrelay again, and report the error with the log if it returns",
+    )
+}

@@ -1,0 +1,84 @@
+//! The core under seeded schedules: a model of Postgres, of Kafka and of the store, and faults at any point between.
+//!
+//! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays one,
+//! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.
+
+mod broker;
+mod pgoutput;
+mod server;
+mod world;
+
+use std::panic::AssertUnwindSafe;
+
+use world::{Faults, World};
+
+/// Schedules tried in a plain run.
+const RUNS: u64 = 250;
+/// Steps of one schedule before the faults stop and everything has to settle.
+const STEPS: usize = 400;
+
+fn explore(name: &str, faults: Faults, check: impl Fn(&World)) {
+    explore_from(name, |seed| World::new(seed, faults), check);
+}
+
+fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)) {
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("WALRELAY_SIMULATION_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("WALRELAY_SIMULATION_RUNS").unwrap_or(RUNS),
+    };
+    for seed in seeds {
+        let run = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let mut world = begin(seed);
+            for _ in 0..STEPS {
+                world.step();
+            }
+            world.settle();
+            world.check_delivery();
+            check(&world);
+        }));
+        if let Err(panic) = run {
+            let what = panic.downcast_ref::<String>().map(String::as_str);
+            let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            panic!("{name}: {what}\nreplay with WALRELAY_SIMULATION_SEED={seed}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_or_reordered_whatever_fails() {
+    explore("every fault", Faults::ALL, |_| {});
+}
+
+#[test]
+fn without_faults_every_event_is_delivered_once() {
+    explore("no fault", Faults::NONE, |world| assert_eq!(world.duplicates(), 0, "duplicates without a fault"));
+}
+
+#[test]
+fn lost_connections_and_crashed_servers_cause_no_duplicates() {
+    let faults = Faults { disconnect: true, server_crash: true, ..Faults::NONE };
+    explore("server faults", faults, |world| {
+        assert_eq!(world.duplicates(), 0, "the relay lived, and sent something twice");
+    });
+}
+
+#[test]
+fn committed_together_every_event_is_seen_once_whatever_fails() {
+    let check = |world: &World| assert_eq!(world.duplicates(), 0, "P14: an event is seen twice");
+    explore_from("exactly once", |seed| World::exactly_once(seed, Faults::ALL), check);
+}
+
+#[test]
+fn the_rare_paths_are_reached() {
+    let mut reached = world::Reached::default();
+    for seed in 0..200 {
+        let mut world = World::new(seed, Faults::ALL);
+        for _ in 0..STEPS {
+            world.step();
+        }
+        world.settle();
+        reached.add(&world);
+    }
+    assert!(reached.all(), "a path the simulation is for was not reached: {reached:?}");
+}

@@ -1,0 +1,196 @@
+//! A model of one Postgres: its log, one slot, and the walsender of one connection.
+
+use std::collections::VecDeque;
+
+use walrelay_core::position::Lsn;
+
+use crate::pgoutput;
+
+/// OID of the outbox table in the model.
+const TABLE_OID: u32 = 16_384;
+
+/// Of messages that are events.
+pub(super) const PREFIX: &str = "shop";
+
+/// One committed transaction.
+#[derive(Debug, Clone)]
+pub(super) struct Transaction {
+    pub(super) commit_lsn: Lsn,
+    pub(super) end_lsn: Lsn,
+    /// Aggregate and version of each event; the id is their [`id`].
+    pub(super) events: Vec<(u8, u64)>,
+}
+
+/// What the walsender has ready to send.
+#[derive(Debug, Clone)]
+pub(super) enum Sent {
+    Data { wal_start: Lsn, body: Vec<u8> },
+    Keepalive { wal_end: Lsn },
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) log: Vec<Transaction>,
+    wal: u64,
+    versions: [u64; 4],
+    /// What the slot holds in memory, and what a crash leaves of it.
+    pub(super) confirmed: Lsn,
+    confirmed_on_disk: Lsn,
+    connection: Option<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    next: usize,
+    relation_sent: bool,
+    queue: VecDeque<Sent>,
+    status: Lsn,
+}
+
+impl Server {
+    pub(super) fn new() -> Self {
+        let start = Lsn::new(1_000);
+        Server {
+            log: Vec::new(),
+            wal: 1_000,
+            versions: [0; 4],
+            confirmed: start,
+            confirmed_on_disk: start,
+            connection: None,
+        }
+    }
+
+    /// A business transaction commits: of 0 to 4 events.
+    pub(super) fn write(&mut self, random: &mut fastrand::Rng) {
+        // A commit record may begin where the last one ends: its LSN is then the other's end.
+        self.wal += random.u64(0..8) * 8;
+        let commit_lsn = Lsn::new(self.wal);
+        self.wal += random.u64(8..32);
+        let events = (0..random.usize(0..5)).map(|_| {
+            let aggregate = random.usize(0..self.versions.len());
+            self.versions[aggregate] += 1;
+            (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
+        });
+        let events = events.collect();
+        self.log.push(Transaction { commit_lsn, end_lsn: Lsn::new(self.wal), events });
+    }
+
+    /// A neighbour writes: the log grows, and nothing of it is for us.
+    pub(super) fn write_elsewhere(&mut self, random: &mut fastrand::Rng) {
+        self.wal += random.u64(8..400);
+    }
+
+    /// The slot's memory reaches the disk.
+    pub(super) fn checkpoint(&mut self) {
+        self.confirmed_on_disk = self.confirmed;
+    }
+
+    /// The server is killed and starts again: the slot goes back to what was on disk.
+    pub(super) fn crash(&mut self) {
+        self.connection = None;
+        self.confirmed = self.confirmed_on_disk;
+    }
+
+    pub(super) fn connect(&mut self) {
+        let confirmed = self.confirmed;
+        // Decoding skips transactions that end at or below the slot's position.
+        let next = self.log.partition_point(|transaction| transaction.end_lsn <= confirmed);
+        self.connection = Some(Connection { next, relation_sent: false, queue: VecDeque::new(), status: Lsn::ZERO });
+    }
+
+    pub(super) fn disconnect(&mut self) {
+        self.connection = None;
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// The next message of the connection, if it has one.
+    pub(super) fn send(&mut self, random: &mut fastrand::Rng) -> Option<Sent> {
+        let wal = Lsn::new(self.wal);
+        let connection = self.connection.as_mut()?;
+        if let Some(sent) = connection.queue.pop_front() {
+            return Some(sent);
+        }
+        if connection.next == self.log.len() || random.u8(0..10) == 0 {
+            // What a keepalive carries: everything that commits below it was sent.
+            let ahead = self.log.get(connection.next).map_or(wal, |transaction| transaction.commit_lsn);
+            return Some(Sent::Keepalive { wal_end: ahead });
+        }
+        let transaction = &self.log[connection.next];
+        connection.next += 1;
+        connection.queue = messages(transaction, connection.relation_sent, random);
+        connection.relation_sent |= !transaction.events.is_empty();
+        connection.queue.pop_front()
+    }
+
+    /// Whether the connection has sent all there is.
+    pub(super) fn is_caught_up(&self) -> bool {
+        self.connection.as_ref().is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
+    }
+
+    /// A status update arrives. Panics where it goes back within the connection.
+    pub(super) fn status(&mut self, confirmed: Lsn) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        assert!(confirmed >= connection.status, "P1: confirmed {confirmed} after {}", connection.status);
+        connection.status = confirmed;
+        self.confirmed = self.confirmed.max(confirmed);
+    }
+}
+
+/// A transaction as pgoutput sends it. Row LSNs are what they are in life: shared, backwards, zero.
+fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastrand::Rng) -> VecDeque<Sent> {
+    let mut queue = VecDeque::new();
+    let mut push = |wal_start: u64, body: Vec<u8>| queue.push_back(Sent::Data { wal_start: Lsn::new(wal_start), body });
+    let (commit, end) = (transaction.commit_lsn.as_u64(), transaction.end_lsn.as_u64());
+    push(commit, pgoutput::begin(commit, 7));
+    if !relation_sent && !transaction.events.is_empty() {
+        push(0, relation());
+    }
+    for &(aggregate, version) in &transaction.events {
+        let wal_start = random.u64(0..commit);
+        if random.u8(0..8) == 0 {
+            push(wal_start, message(false, PREFIX, wal_start, aggregate, version));
+            push(wal_start, message(true, "elsewhere", wal_start, aggregate, version));
+        }
+        // The same each time it is sent.
+        let body = match version % 3 {
+            0 => message(true, PREFIX, wal_start, aggregate, version),
+            _ => insert(aggregate, version),
+        };
+        push(wal_start, body);
+    }
+    push(end, pgoutput::commit(commit, end));
+    queue
+}
+
+fn relation() -> Vec<u8> {
+    pgoutput::relation(TABLE_OID, &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)))
+}
+
+/// Of two events now and then.
+fn id(aggregate: u8, version: u64) -> String {
+    format!("{aggregate}-{}", version - u64::from(is_id_shared(version)))
+}
+
+/// Whether an event has the id of the one before it.
+pub(super) fn is_id_shared(version: u64) -> bool {
+    version.is_multiple_of(5)
+}
+
+fn insert(aggregate: u8, version: u64) -> Vec<u8> {
+    let (id, aggregate, version) = (id(aggregate, version), aggregate.to_string(), version.to_string());
+    pgoutput::insert(TABLE_OID, &[&id, "order", &aggregate, "t", &version])
+}
+
+/// What a row would say, in a message.
+fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
+    let id = id(aggregate, version);
+    let content =
+        format!(r#"{{"id": "{id}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#);
+    let length = u32::try_from(content.len()).unwrap().to_be_bytes();
+    let flag = u8::from(transactional);
+    [&[b'M', flag][..], &lsn.to_be_bytes(), prefix.as_bytes(), b"\0", &length, content.as_bytes()].concat()
+}

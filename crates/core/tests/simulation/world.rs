@@ -1,0 +1,346 @@
+//! Server, broker, store and relay in one place, and the dice that say what happens next.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future as _;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use walrelay_core::config::{DeliveryConfig, EventSource, Guarantee, OutboxConfig, TransactionConfig};
+use walrelay_core::ledger::Limits;
+use walrelay_core::ledger::confirm::Due;
+use walrelay_core::position::{Lsn, Position};
+use walrelay_core::publisher::Setup;
+use walrelay_core::publisher::pipeline::Pipeline;
+use walrelay_core::sink::Delivery;
+
+use super::broker::{Broker, Logged, Producer, Shared};
+use super::server::{PREFIX, Sent, Server, Transaction, is_id_shared};
+
+/// Which faults the dice may choose.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Faults {
+    pub(super) disconnect: bool,
+    pub(super) server_crash: bool,
+    pub(super) delivery_failure: bool,
+    pub(super) relay_kill: bool,
+    pub(super) broker_down: bool,
+}
+
+impl Faults {
+    pub(super) const NONE: Faults = Faults {
+        disconnect: false,
+        server_crash: false,
+        delivery_failure: false,
+        relay_kill: false,
+        broker_down: false,
+    };
+    pub(super) const ALL: Faults =
+        Faults { disconnect: true, server_crash: true, delivery_failure: true, relay_kill: true, broker_down: true };
+}
+
+/// See the module's documentation.
+pub(super) struct World {
+    random: fastrand::Rng,
+    faults: Faults,
+    now: Duration,
+    server: Server,
+    broker: Shared,
+    /// What the store holds, and what is being written to it.
+    stored: Position,
+    storing: Option<Position>,
+    pipeline: Option<Pipeline<Producer>>,
+    reached: Reached,
+}
+
+/// How often the paths the simulation is for were taken.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Reached {
+    resumed_inside_a_transaction: u64,
+    restarted_inside_a_transaction: u64,
+    queue_full: u64,
+    slot_went_back: u64,
+    failed_delivery: u64,
+    shared_id: u64,
+}
+
+impl Reached {
+    pub(super) fn add(&mut self, world: &World) {
+        let other = world.reached;
+        self.resumed_inside_a_transaction += other.resumed_inside_a_transaction;
+        self.restarted_inside_a_transaction += other.restarted_inside_a_transaction;
+        self.queue_full += world.broker.lock().unwrap().full;
+        self.slot_went_back += other.slot_went_back;
+        self.failed_delivery += other.failed_delivery;
+        let shared = |transaction: &&Transaction| transaction.events.iter().any(|(_, version)| is_id_shared(*version));
+        self.shared_id += world.server.log.iter().filter(shared).count() as u64;
+    }
+
+    pub(super) fn all(&self) -> bool {
+        self.resumed_inside_a_transaction > 0
+            && self.restarted_inside_a_transaction > 0
+            && self.queue_full > 0
+            && self.slot_went_back > 0
+            && self.failed_delivery > 0
+            && self.shared_id > 0
+    }
+}
+
+impl World {
+    pub(super) fn new(seed: u64, faults: Faults) -> Self {
+        let server = Server::new();
+        let stored = Position::at(server.confirmed);
+        World {
+            random: fastrand::Rng::with_seed(seed),
+            faults,
+            now: Duration::ZERO,
+            server,
+            broker: Arc::new(Mutex::new(Broker::default())),
+            stored,
+            storing: None,
+            pipeline: None,
+            reached: Reached::default(),
+        }
+    }
+
+    /// The same where events and position are committed together.
+    pub(super) fn exactly_once(seed: u64, faults: Faults) -> Self {
+        World { broker: Arc::new(Mutex::new(Broker::transactional())), ..World::new(seed, faults) }
+    }
+
+    fn is_transactional(&self) -> bool {
+        self.broker.lock().unwrap().is_transactional()
+    }
+
+    fn setup(&self) -> Setup {
+        let mut setup = setup();
+        if self.is_transactional() {
+            let (interval, timeout) = (Duration::from_millis(300), Duration::from_secs(3));
+            setup.delivery.guarantee = Guarantee::ExactlyOnce;
+            setup.delivery.transaction =
+                TransactionConfig { id_prefix: "simulated-".to_owned(), max_events: 4, interval, timeout };
+        }
+        setup
+    }
+
+    /// One thing happens.
+    pub(super) fn step(&mut self) {
+        self.now += Duration::from_millis(self.random.u64(0..200));
+        match self.random.u32(0..100) {
+            0..12 => self.server.write(&mut self.random),
+            12..16 => self.server.write_elsewhere(&mut self.random),
+            16..18 => self.server.checkpoint(),
+            18..55 => self.receive(),
+            55..75 => self.ack(),
+            75..90 => self.store(),
+            90..94 => self.confirm(),
+            94 if self.faults.disconnect => self.server.disconnect(),
+            95 if self.faults.server_crash => {
+                let before = self.server.confirmed;
+                self.server.crash();
+                self.reached.slot_went_back += u64::from(self.server.confirmed < before);
+            }
+            96 if self.faults.delivery_failure => self.fail_delivery(),
+            97 if self.faults.relay_kill => self.kill(),
+            98 if self.faults.broker_down => {
+                let mut broker = self.broker.lock().unwrap();
+                broker.down = !broker.down;
+            }
+            _ => {}
+        }
+        self.check_promises();
+    }
+
+    /// Faults stop, and everything that was written has to arrive and be confirmed.
+    pub(super) fn settle(&mut self) {
+        self.broker.lock().unwrap().down = false;
+        for _ in 0..2_000 {
+            self.now += Duration::from_secs(6);
+            self.receive();
+            self.ack();
+            self.store();
+            self.confirm();
+            self.check_promises();
+            let last = self.server.log.last().map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
+            let settled = self.pipeline.as_ref().is_some_and(Pipeline::is_settled);
+            if settled && self.server.is_caught_up() && self.server.confirmed >= last {
+                return;
+            }
+        }
+        panic!(
+            "it did not settle: {} transactions, confirmed {}, stored {}, pipeline {:?}",
+            self.server.log.len(),
+            self.server.confirmed,
+            self.stored,
+            self.pipeline.as_ref().map(|pipeline| (pipeline.is_settled(), &pipeline.publisher.ledger))
+        );
+    }
+
+    /// The relay connects where it must, and takes in one message where it has room.
+    fn receive(&mut self) {
+        if self.is_transactional() && !self.server.is_connected() && self.pipeline.is_some() {
+            // Every session has a producer of its own.
+            self.kill();
+        }
+        if self.pipeline.is_none() {
+            let start = self.stored;
+            self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
+            self.server.disconnect();
+            let sink = Producer(Arc::clone(&self.broker));
+            self.pipeline =
+                Some(Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now).expect("a pipeline"));
+        }
+        let pipeline = self.pipeline.as_mut().unwrap();
+        if !self.server.is_connected() {
+            self.server.connect();
+            self.reached.resumed_inside_a_transaction +=
+                u64::from(pipeline.publisher.ledger.received().partial.is_some());
+            // A store nobody waited for any more may have happened.
+            if self.random.bool() {
+                self.stored = self.storing.unwrap_or(self.stored);
+            }
+            self.storing = None;
+            pipeline.reconnected();
+        }
+        pipeline.publisher.retry_pending().unwrap();
+        pipeline.look(self.now, false);
+        if !pipeline.publisher.has_room() {
+            return;
+        }
+        match self.server.send(&mut self.random) {
+            None => {}
+            Some(Sent::Keepalive { wal_end }) => pipeline.keepalive(wal_end),
+            Some(Sent::Data { wal_start, body }) => {
+                pipeline.data(wal_start, &body).unwrap();
+            }
+        }
+    }
+
+    fn ack(&mut self) {
+        let mut deliveries = Vec::new();
+        for _ in 0..self.random.usize(1..4) {
+            deliveries.extend(self.broker.lock().unwrap().ack_one(&mut self.random));
+        }
+        self.deliver(deliveries);
+    }
+
+    fn fail_delivery(&mut self) {
+        let failed = self.broker.lock().unwrap().fail_one(&mut self.random);
+        self.reached.failed_delivery += u64::from(failed.is_some());
+        self.deliver(failed.into_iter().collect());
+    }
+
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        let is_transactional = self.is_transactional();
+        let Some(pipeline) = self.pipeline.as_mut() else { return };
+        self.broker.lock().unwrap().told = deliveries;
+        let told = pin!(pipeline.publisher.receive_deliveries()).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(told.is_ready());
+        if pipeline.publisher.delivered().is_err() {
+            if is_transactional {
+                self.kill();
+                return;
+            }
+            // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
+            let (start, now) = (pipeline.publisher.ledger.delivered(), self.now);
+            self.lose_producer();
+            let sink = Producer(Arc::clone(&self.broker));
+            self.pipeline = Some(Pipeline::new(&setup(), start, self.stored, None, sink, now).expect("a pipeline"));
+        }
+    }
+
+    /// The relay is killed with -9.
+    fn kill(&mut self) {
+        // What was being stored may have made it.
+        if let Some(position) = self.storing.filter(|_| self.random.bool()) {
+            self.stored = position;
+            self.broker.lock().unwrap().commit();
+        }
+        self.lose_producer();
+    }
+
+    fn lose_producer(&mut self) {
+        self.broker.lock().unwrap().producer_gone(&mut self.random);
+        self.storing = None;
+        self.pipeline = None;
+        self.server.disconnect();
+    }
+
+    /// A store under way ends, or one that is due begins.
+    fn store(&mut self) {
+        let Some(pipeline) = self.pipeline.as_mut() else { return };
+        if let Some(position) = self.storing.take() {
+            self.stored = position;
+            let mut broker = self.broker.lock().unwrap();
+            assert!(!broker.is_transactional() || broker.is_empty(), "P14: events are on their way behind {position}");
+            broker.commit();
+            pipeline.stored(position);
+            return;
+        }
+        if let Due::Progress(position) | Due::Idle(position) = pipeline.due(self.now, false) {
+            pipeline.store_begun(self.now);
+            pipeline.publisher.transaction.committing = true;
+            self.storing = Some(position);
+        }
+    }
+
+    fn confirm(&mut self) {
+        if let Some(pipeline) = &self.pipeline {
+            self.server.status(pipeline.confirmable());
+        }
+    }
+
+    /// P1 at every step: what is confirmed is stored, and what is stored is in the log.
+    fn check_promises(&self) {
+        let confirmed = self.server.confirmed;
+        assert!(confirmed <= self.stored.end_lsn, "P1: confirmed {confirmed} past stored {}", self.stored);
+        let delivered = self.logged_once();
+        for transaction in &self.server.log {
+            let owed = match transaction.end_lsn <= self.stored.end_lsn {
+                true => transaction.events.len(),
+                false => usize::try_from(self.stored.delivered_of(transaction.commit_lsn)).unwrap(),
+            };
+            for event in transaction.events.iter().take(owed) {
+                assert!(delivered.contains(event), "P1: stored {} past {event:?}, which nobody has", self.stored);
+            }
+        }
+    }
+
+    fn logged_once(&self) -> HashSet<Logged> {
+        self.broker.lock().unwrap().visible().flatten().copied().collect()
+    }
+
+    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in version order.
+    pub(super) fn check_delivery(&self) {
+        let committed: HashSet<Logged> = self.server.log.iter().flat_map(|it| it.events.iter().copied()).collect();
+        let delivered = self.logged_once();
+        assert_eq!(committed.difference(&delivered).count(), 0, "lost");
+        assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
+        for log in self.broker.lock().unwrap().visible() {
+            let mut newest: HashMap<u8, u64> = HashMap::new();
+            for &(aggregate, version) in log {
+                let last = newest.entry(aggregate).or_default();
+                assert!(version <= *last + 1, "P2: {aggregate}-{version} came before {aggregate}-{}", *last + 1);
+                *last = version.max(*last);
+            }
+        }
+        assert!(self.broker.lock().unwrap().is_empty());
+    }
+
+    pub(super) fn duplicates(&self) -> usize {
+        let distinct = self.logged_once().len();
+        self.broker.lock().unwrap().visible().map(<[Logged]>::len).sum::<usize>() - distinct
+    }
+}
+
+fn setup() -> Setup {
+    // Columns and route are those of the table.
+    let messages = OutboxConfig { source: EventSource::Messages(PREFIX.to_owned()), ..OutboxConfig::default() };
+    Setup {
+        slot: "simulated".parse().unwrap(),
+        outboxes: vec![OutboxConfig::default(), messages],
+        limits: Limits { events: 6, bytes: 1 << 20, each: 0 },
+        delivery: DeliveryConfig::default(),
+    }
+}
