@@ -525,7 +525,7 @@ fn an_event_passes_no_more_files_than_allowed_and_each_of_them_exists() {
                     None => format!("{folder}/{name}"),
                 };
                 let is_there = |of: &&str| root().join(of).join(&path).exists();
-                let missing = !["src", "crates/core/src"].iter().any(|of| is_there(&of));
+                let missing = !["src", "crates/core/src"].iter().any(|of| is_there(of));
                 wrong.extend(missing.then(|| path.clone()));
                 passed.insert(path);
             }

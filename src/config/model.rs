@@ -109,6 +109,7 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
+    /// Whether a slot that retains too much is dropped.
     pub fn gives_up_over_budget(&self) -> bool {
         self.over_budget == OverBudget::GiveUp
     }

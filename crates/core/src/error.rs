@@ -451,7 +451,7 @@ impl Error {
 
     /// Names an event by its place.
     #[must_use]
-    pub fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
+    pub(crate) fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
         self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
     }
 
@@ -531,6 +531,7 @@ impl Errors {
         result.map_err(|error| self.add(error)).ok()
     }
 
+    /// Adds an error.
     pub fn add(&mut self, mut error: Error) {
         let others = mem::take(&mut error.others);
         for error in iter::once(error).chain(others) {
@@ -562,6 +563,7 @@ pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
+/// Both values, or all errors of the two.
 pub fn both<A, B>(one: Result<A>, other: Result<B>) -> Result<(A, B)> {
     let mut errors = Errors::default();
     let values = (errors.keep(one), errors.keep(other));

@@ -9,7 +9,7 @@ pub const POINTS: [&str; 8] =
     ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
 
 /// Points of rows: read from the table, marked, deleted; and of parked events.
-pub const TABLE_POINTS: [&str; 10] =
+pub(crate) const TABLE_POINTS: [&str; 10] =
     ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
 
 /// The point where the open Kafka transaction contains the position and is not committed.

@@ -112,8 +112,11 @@ impl ParkedEvent {
 /// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedRef {
+    /// The row of the outbox.
     pub row: RowId,
+    /// The place of the event.
     pub place: Place,
+    /// The key of its record.
     pub key: Option<Vec<u8>>,
     /// The topic that refuses the event, if that is the reason for parking.
     pub refused_by: Option<String>,
@@ -156,6 +159,7 @@ pub struct ParkedRow {
     pub event: ParkedEvent,
     /// The class of its failure; [`BEHIND`] if it was not tried.
     pub class: String,
+    /// The cause of its failure.
     pub error: Option<String>,
     /// The number of attempts.
     pub attempts: u32,

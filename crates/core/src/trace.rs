@@ -37,7 +37,7 @@ impl TraceContext {
     }
 
     /// The id of the trace, as `traceparent` has it.
-    pub fn hex_id(&self) -> String {
+    pub(crate) fn hex_id(&self) -> String {
         format!("{:032x}", self.trace_id)
     }
 }

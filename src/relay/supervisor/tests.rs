@@ -18,7 +18,7 @@ use walrelay_core::ledger::Ticket;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::pipeline::Pipeline;
 use walrelay_core::publisher::write_back::WriteBack;
-use walrelay_core::publisher::{Counts, Setup};
+use walrelay_core::publisher::Counts;
 use walrelay_core::route::Record;
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 use walrelay_core::testing::COLUMNS;

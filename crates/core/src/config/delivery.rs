@@ -44,6 +44,7 @@ pub struct RetryConfig {
     #[default(10)]
     #[serde(rename = "retry_attempts", with = "Within::<Count, 0, 1_000_000>")]
     pub attempts: u32,
+    /// The wait before the first retry. A second: an election often ends within it.
     #[default(Duration::from_secs(1))]
     #[serde(rename = "retry_base", with = "Lasting::<100, HOUR_MS>")]
     pub base: Duration,
@@ -51,6 +52,7 @@ pub struct RetryConfig {
     #[default(2)]
     #[serde(rename = "retry_factor", with = "Within::<Count, 1, 10>")]
     pub factor: u32,
+    /// The longest wait. Five minutes: an operator may have mended the fault.
     #[default(Duration::from_secs(300))]
     #[serde(rename = "retry_cap", with = "Lasting::<SECOND_MS, DAY_MS>")]
     pub cap: Duration,
@@ -123,17 +125,21 @@ impl TransactionConfig {
     }
 }
 
+/// When the relay reads the tails of topics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadTails {
+    /// Before the first event is published.
     #[default]
     AtStart,
+    /// Never: the relay publishes again what an earlier process may have published.
     Never,
 }
 
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
 )]
+/// The reaction to an event that cannot be delivered.
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum OnError {

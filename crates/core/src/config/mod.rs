@@ -15,7 +15,5 @@ pub mod unit;
 
 pub use delivery::{DeliveryConfig, Guarantee, OnError, ReadTails, RetryConfig, TransactionConfig, max_attempts};
 pub use name::{SlotName, TableName};
-pub use outbox::{
-    CopiedRows, EventSource, MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, NullHeaders, OutboxConfig, RowKey, Upkeep,
-    ValueConfig,
-};
+pub use outbox::{CopiedRows, EventSource, MESSAGE_LSN, NullHeaders, OutboxConfig, RowKey, Upkeep, ValueConfig};
+pub(crate) use outbox::{MESSAGE_CONTENT, MESSAGE_PREFIX};

@@ -7,7 +7,8 @@ use crate::position::Lsn;
 use crate::printable::is_harmful;
 
 /// Postgres silently truncates longer identifiers (`NAMEDATALEN` - 1), so they are refused here.
-pub const IDENTIFIER_BYTES_MAX: usize = 63;
+pub(crate) const IDENTIFIER_BYTES_MAX: usize = 63;
+/// The longest name of a topic, in bytes.
 pub const TOPIC_BYTES_MAX: usize = 249;
 
 /// Whether a column or a publication may have this name.
@@ -15,14 +16,16 @@ pub fn is_identifier(name: &str) -> bool {
     (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0')
 }
 
-pub fn is_topic(name: &str) -> bool {
+pub(crate) fn is_topic(name: &str) -> bool {
     (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !matches!(name, "." | "..")
 }
 
+/// Whether a name may have this byte without quotes.
 pub fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
+/// A name that is not allowed, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {what}: {why}")]
 pub struct NameError {
@@ -217,6 +220,7 @@ pub fn publish_whole(publication: &str, table: impl fmt::Display) -> String {
     )
 }
 
+/// A piece of SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
     /// A name; an unquoted one is folded as SQL does.

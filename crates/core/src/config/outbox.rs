@@ -14,9 +14,9 @@ use crate::template::Template;
 
 /// The column of every message with its LSN, such as `16/B374D848`. No two messages have the same one.
 pub const MESSAGE_LSN: &str = "message_lsn";
-pub const MESSAGE_PREFIX: &str = "message_prefix";
+pub(crate) const MESSAGE_PREFIX: &str = "message_prefix";
 /// The column of every message with its content, in any format.
-pub const MESSAGE_CONTENT: &str = "message_content";
+pub(crate) const MESSAGE_CONTENT: &str = "message_content";
 
 /// The source of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub enum EventSource {
 }
 
 impl EventSource {
+    /// The table; none of messages.
     pub fn table(&self) -> Option<&TableName> {
         match self {
             EventSource::Table(table) => Some(table),
@@ -35,6 +36,7 @@ impl EventSource {
         }
     }
 
+    /// The prefix of the messages; none of a table.
     pub fn prefix(&self) -> Option<&String> {
         match self {
             EventSource::Table(_) => None,
@@ -95,6 +97,7 @@ pub struct OutboxConfig {
 pub struct RowKey {
     /// The places of the id and of the index' columns, the id's first.
     pub places: Vec<usize>,
+    /// The place of the column with the id of the transaction that wrote the row.
     pub transaction: Option<usize>,
     /// The number of columns that only the row key needs.
     pub added: usize,
@@ -191,9 +194,12 @@ pub struct Upkeep {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CopiedRows {
+    /// It is published.
     #[default]
     Publish,
+    /// It is skipped, as delivered.
     Skip,
+    /// The relay stops before it.
     Stop,
 }
 
@@ -286,6 +292,7 @@ impl OutboxConfig {
         outbox
     }
 
+    /// The place of a column in a row, if the outbox reads the column.
     pub fn index_of(&self, column: &str) -> Option<usize> {
         self.columns.iter().position(|known| known == column)
     }
@@ -335,6 +342,7 @@ impl OutboxConfig {
         self.key_places().iter().filter_map(|place| self.columns.get(*place))
     }
 
+    /// The places of the columns of the row key.
     pub fn key_places(&self) -> &[usize] {
         self.row_key.as_ref().map_or(&[0], |key| &key.places)
     }
@@ -390,7 +398,7 @@ pub struct RouteConfig {
     #[serde(deserialize_with = "text::optional", serialize_with = "text::no_default")]
     pub headers_from: Option<Template>,
     /// The handling of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
-    pub null_headers: NullHeaders,
+    pub(crate) null_headers: NullHeaders,
     /// Column with the partition; NULL selects it by the key. None: the key selects it.
     #[serde(deserialize_with = "text::optional")]
     pub partition: Option<String>,
@@ -409,14 +417,18 @@ pub struct RouteConfig {
     pub reserved_topics: Vec<String>,
 }
 
+/// What becomes of a header whose template is NULL.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NullHeaders {
+    /// The record has the header without a value.
     #[default]
     Keep,
+    /// The record has no such header.
     Omit,
 }
 
+/// `[format]`: the value of the record.
 #[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Format {
@@ -426,6 +438,7 @@ pub struct Format {
     value: Template,
     /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
     tombstone: Tombstone,
+    /// The members of a JSON object that is the value, in order; `format.envelope`.
     #[serde(deserialize_with = "text::templates", skip_serializing)]
     pub envelope: Vec<(String, Template)>,
 }
@@ -438,12 +451,14 @@ enum Tombstone {
     NullPayload,
 }
 
+/// The value of the record.
 #[derive(Debug, Clone)]
 pub enum ValueConfig {
     /// One template, `{payload}` by default; NULL makes a tombstone.
     Template(Template),
     /// A JSON object with these members, in this order.
     Envelope {
+        /// Names and templates, in order.
         members: Vec<(String, Template)>,
         /// The column whose NULL makes a tombstone.
         tombstone: Option<String>,
@@ -451,6 +466,7 @@ pub enum ValueConfig {
 }
 
 impl ValueConfig {
+    /// The columns that it reads.
     pub fn columns(&self) -> Vec<&str> {
         match self {
             ValueConfig::Template(template) => template.columns().collect(),

@@ -11,12 +11,13 @@ use serde::{Deserialize, Deserializer, Serializer};
 use super::name::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_closed, is_identifier, is_plain, is_topic};
 use crate::template::Template;
 
-pub const POSITION_HEADER: &str = "walrelay-position";
+pub(crate) const POSITION_HEADER: &str = "walrelay-position";
 /// The prefix of walrelay's own headers: place, replay, dead letter.
 const OWN_HEADERS: &str = "walrelay-";
 /// The protocols that may precede a broker's address.
 const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
 const COLUMN: &str = "a column's name, 1 to 63 bytes, without SQL quotes";
+/// The rule of a template, for messages.
 pub const TEMPLATE: &str =
     "text with columns in braces, such as orders.{type|lower}; docs/reference/templates.md has all of it";
 const HEADER: &str = "a header's name that does not begin with walrelay-, or nothing for no header";
@@ -27,9 +28,11 @@ pub struct Rule {
     pub keys: &'static str,
     /// For the remedy: what to write.
     pub allowed: &'static str,
+    /// Whether a text is allowed.
     pub fits: fn(&str) -> bool,
 }
 
+/// The rules of all texts.
 pub const RULES: &[Rule] = &[
     rule("slot.name", "lower-case letters, digits and underscores, 63 at most", is_set),
     rule("slot.publication", "a publication's name of 1 to 63 bytes", is_identifier),
@@ -108,10 +111,12 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
 
+/// Reads names that commas separate.
 pub fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     Ok(names(&String::deserialize(from)?).map(str::to_owned).collect())
 }
 
+/// Reads a text that has a form of its own.
 pub fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<T, D::Error> {
     String::deserialize(from)?.parse().map_err(D::Error::custom)
 }

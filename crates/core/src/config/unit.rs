@@ -7,13 +7,19 @@ use std::time::Duration;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserializer, Serializer};
 
+/// Bytes of a KiB.
 pub const KIB: u64 = 1024;
+/// Bytes of a MiB.
 pub const MIB: u64 = 1024 * KIB;
+/// Bytes of a GiB.
 pub const GIB: u64 = 1024 * MIB;
 const TIB: u64 = 1024 * GIB;
 
+/// Milliseconds of a second.
 pub const SECOND_MS: u64 = 1000;
+/// Milliseconds of an hour.
 pub const HOUR_MS: u64 = 3600 * SECOND_MS;
+/// Milliseconds of a day.
 pub const DAY_MS: u64 = 24 * HOUR_MS;
 
 const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1)];
@@ -37,7 +43,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// Text from which [`parse_bytes`] reads the same number.
-pub fn exact_bytes(bytes: u64) -> String {
+pub(crate) fn exact_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)).unwrap_or(&("B", 1));
     format!("{}{name}", bytes / unit)
 }
@@ -77,8 +83,11 @@ pub fn exact_duration(duration: Duration) -> String {
 
 /// The unit of a number in the configuration.
 pub trait Unit {
+    /// A text that is allowed, for messages.
     const EXAMPLE: &'static str;
+    /// Reads a number; `None` where the text is none.
     fn parse(text: &str) -> Option<u64>;
+    /// The text from which `parse` reads the same number.
     fn exact(number: u64) -> String;
 }
 
@@ -97,6 +106,7 @@ impl Unit for Milliseconds {
     }
 }
 
+/// Bytes, such as `16MiB`.
 pub struct Bytes;
 
 impl Unit for Bytes {
@@ -111,6 +121,7 @@ impl Unit for Bytes {
     }
 }
 
+/// A number without a unit.
 pub struct Count;
 
 impl Unit for Count {
@@ -129,10 +140,12 @@ impl Unit for Count {
 pub struct Within<U, const MIN: u64, const MAX: u64>(PhantomData<U>);
 
 impl<U: Unit, const MIN: u64, const MAX: u64> Within<U, MIN, MAX> {
+    /// Writes the number in its unit.
     pub fn serialize<N: Copy + TryInto<u64>, S: Serializer>(number: &N, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&U::exact((*number).try_into().unwrap_or(u64::MAX)))
     }
 
+    /// Reads a number within the bounds.
     pub fn deserialize<'de, N: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<N, D::Error> {
         let number = from.deserialize_any(Within::<U, MIN, MAX>(PhantomData))?;
         number.try_into().map_err(|_| D::Error::custom(format_args!("{number} does not fit")))
@@ -160,10 +173,12 @@ impl<U: Unit, const MIN: u64, const MAX: u64> Visitor<'_> for Within<U, MIN, MAX
 pub struct Lasting<const MIN_MS: u64, const MAX_MS: u64>;
 
 impl<const MIN_MS: u64, const MAX_MS: u64> Lasting<MIN_MS, MAX_MS> {
+    /// Writes the duration in common units.
     pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&exact_duration(*duration))
     }
 
+    /// Reads a duration within the bounds.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         Within::<Milliseconds, MIN_MS, MAX_MS>::deserialize(from).map(Duration::from_millis)
     }

@@ -8,7 +8,9 @@ use crate::position::Lsn;
 pub struct DecodeError {
     /// In bytes from the first of the message.
     pub offset: usize,
+    /// The part of the message.
     pub what: &'static str,
+    /// What is wrong with it.
     pub problem: Problem,
 }
 

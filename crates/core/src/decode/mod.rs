@@ -58,17 +58,22 @@ pub struct Commit {
 /// `R`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relation {
+    /// The OID of the table.
     pub oid: u32,
     /// `pg_catalog` where the wire form is empty.
     pub schema: String,
+    /// The name of the table.
     pub table: String,
     /// In the order of a tuple's values.
     pub columns: Vec<RelationColumn>,
 }
 
+/// A column of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelationColumn {
+    /// The name of the column.
     pub name: String,
+    /// The OID of its type.
     pub type_oid: u32,
     /// Type modifier (`atttypmod`): length, precision or scale; -1 without.
     pub type_modifier: i32,
@@ -77,9 +82,10 @@ pub struct RelationColumn {
 /// `I`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insert<'a> {
+    /// The OID of the table.
     pub relation: u32,
     /// The row's values, still encoded and already checked to be well formed.
-    pub tuple: Tuple<'a>,
+    pub(crate) tuple: Tuple<'a>,
 }
 
 /// `M`.
@@ -87,9 +93,11 @@ pub struct Insert<'a> {
 pub struct LogicalMessage<'a> {
     /// Whether it belongs to the open transaction.
     pub transactional: bool,
+    /// The LSN of the message.
     pub lsn: Lsn,
     /// In the encoding of the session.
     pub prefix: &'a [u8],
+    /// The content, as the application wrote it.
     pub content: &'a [u8],
 }
 
@@ -296,7 +304,7 @@ impl<'a> Tuple<'a> {
     }
 
     /// How many values it has.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.columns.into()
     }
 }

@@ -111,7 +111,7 @@ impl Assembler {
     }
 
     /// Starts a new session: forgets an open transaction and all tables, and drops the events that `resume` covers.
-    pub fn resume_at(&mut self, resume: Position) {
+    pub(crate) fn resume_at(&mut self, resume: Position) {
         self.resume = resume;
         self.partial_expected = resume.partial.is_some();
         self.tables.clear();

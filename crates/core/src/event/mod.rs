@@ -47,7 +47,7 @@ pub enum Via {
 impl Place {
     /// Whether two events with one id are one event that came twice, as far as their places tell. By the slot an event has
     /// one place for ever. A row that is read was committed before, and has another place each time.
-    pub fn is_same_event(&self, other: &Place) -> bool {
+    pub(crate) fn is_same_event(&self, other: &Place) -> bool {
         match (self.via == Via::Slot, other.via == Via::Slot) {
             (true, true) => (self.commit_lsn, self.index) == (other.commit_lsn, other.index),
             (true, false) => self.commit_lsn < other.commit_lsn,

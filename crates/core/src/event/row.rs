@@ -21,10 +21,12 @@ enum Of<'a> {
 }
 
 impl<'a> Row<'a> {
+    /// A row of the slot.
     pub fn new(tuple: Tuple<'a>, mapping: &Arc<Mapping>) -> Self {
         Row(Of::Table(tuple, Arc::clone(mapping)))
     }
 
+    /// A message as a row.
     pub fn message(content: Content<'a>) -> Self {
         Row(Of::Message(content))
     }
@@ -64,7 +66,7 @@ impl<'a> Row<'a> {
 
     /// Appends the key of its [`RowId`]: the values of its row key up to the first missing one.
     #[inline]
-    pub fn write_key(&self, into: &mut Vec<u8>) {
+    pub(crate) fn write_key(&self, into: &mut Vec<u8>) {
         let key = match &self.0 {
             Of::Table(_, mapping) => mapping.row_key.as_ref(),
             Of::Message(_) => None,

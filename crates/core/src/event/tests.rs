@@ -10,7 +10,7 @@ use super::*;
 use crate::config::{EventSource, OutboxConfig};
 use crate::decode::{Message, Value, decode};
 use crate::position::{Partial, Position};
-use crate::testing::{COLUMNS, outbox};
+use crate::testing::outbox;
 
 // What real servers sent, message by message: `tests/golden/scenario.sql` says what was done to them. A line of a capture is the
 // LSN and the bytes in hexadecimal. The snapshot beside it has the result of each message.

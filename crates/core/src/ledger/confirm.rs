@@ -14,11 +14,11 @@ pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The least time between two stores for keepalives alone, which retains the WAL of other tables. At 100 MB/s of WAL
 /// that is half a gigabyte. Each store of an idle relay costs a record and a catalog query.
-pub const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+pub(crate) const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The least time between any two stores while commits of other sessions wait for the confirmed LSN. A position that is
 /// stored in Postgres makes WAL itself, and so the next keepalive.
-pub const SYNCHRONOUS_INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const SYNCHRONOUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The position to store now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -75,6 +75,7 @@ pub struct InTransaction {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Ledger<T> {
+    /// The limits of events in flight.
     pub limits: Limits,
     /// Events in flight, oldest first. The front entry has ticket number `base`.
     entries: VecDeque<Entry<T>>,
@@ -209,13 +210,13 @@ impl<T> Ledger<T> {
     }
 
     /// The same, for changes.
-    pub fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
+    pub(crate) fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
         let offset = self.offset(ticket)?;
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
     /// Replaces the owner's data of an event in flight.
-    pub fn set_event(&mut self, ticket: Ticket, event: T) {
+    pub(crate) fn set_event(&mut self, ticket: Ticket, event: T) {
         if let Some(known) = self.event_mut(ticket) {
             *known = event;
         }
@@ -232,7 +233,7 @@ impl<T> Ledger<T> {
     }
 
     /// Takes the owner's data of the oldest event that is delivered and not taken, and the delivered position before it.
-    pub fn take_delivered(&mut self) -> Option<(Position, T)> {
+    pub(crate) fn take_delivered(&mut self) -> Option<(Position, T)> {
         self.done.pop_front()
     }
 
@@ -273,7 +274,7 @@ impl<T> Ledger<T> {
     }
 
     /// The place of the event with this ticket.
-    pub fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
+    pub(crate) fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
         let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
         Some(InTransaction { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
     }

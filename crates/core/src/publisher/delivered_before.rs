@@ -69,6 +69,7 @@ struct Seer {
 /// The content of a tail, while it is read.
 #[derive(Debug)]
 pub struct Tail {
+    /// The topic.
     pub topic: String,
     seen_by: Seer,
     records: Records,

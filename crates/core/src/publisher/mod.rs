@@ -235,8 +235,11 @@ enum Decision {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Publisher<S> {
+    /// The configuration.
     pub setup: Setup,
+    /// By outbox: how records are made.
     pub routers: Vec<Router>,
+    /// By outbox: what is written to rows.
     pub rows: Vec<RowPolicy>,
     /// Events in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
@@ -247,13 +250,17 @@ pub struct Publisher<S> {
     pub transaction: Transaction<InFlight>,
     /// Writes to the rows of delivered events.
     pub write_backs: WriteBacks,
+    /// Events and topics that the bus refuses.
     pub quarantine: Quarantine,
+    /// The parked events.
     pub parking: ParkedIndex,
     /// Events that an earlier process may have published, while they come again.
     pub before: Option<Box<DeliveredBefore>>,
     /// Delivery reports that were not taken in yet.
     deliveries: Vec<Delivery>,
+    /// Counts since it began.
     pub counts: Counts,
+    /// The batches, for spans.
     pub batches: Batches,
 }
 
@@ -850,6 +857,7 @@ fn waiting_as(event: &ParkedEvent) -> ParkedRef {
     ParkedRef { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
 }
 
+/// Whole milliseconds; the greatest number for more than fit.
 pub fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

@@ -23,6 +23,7 @@ const AT_START: usize = 10_000;
 pub struct ParkedIndex {
     /// By [`short`] names, as the keys are. Several of one row are several events: its id was used again.
     rows: HashMap<RowId, Vec<ParkedEntry>>,
+    /// How many events.
     pub count: usize,
     /// By outbox and key.
     aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
@@ -56,16 +57,19 @@ struct ParkedEntry {
 pub struct RetryReport {
     /// Events that were delivered or dropped.
     pub released: Vec<ParkedRef>,
+    /// Topics that took a record since they refused one.
     pub accepting: BTreeSet<String>,
     /// The content of the table, read after [`ParkedIndex::begin_look`].
     pub table: Option<Vec<ParkedRef>>,
 }
 
 impl ParkedIndex {
+    /// Whether any event is parked.
     pub fn is_any(&self) -> bool {
         self.count > 0
     }
 
+    /// Whether the event of this row is parked.
     pub fn holds_row(&self, row: &RowId) -> bool {
         // One that was parked when rows were named by the id alone.
         let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
@@ -73,7 +77,7 @@ impl ParkedIndex {
     }
 
     /// Whether this event has to be parked: it is already, another of its aggregate is, or its topic takes no records.
-    pub fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
+    pub(crate) fn must_park(&self, row: &RowId, place: &Place, record: &Record<'_>) -> bool {
         self.holds(row, place) || self.is_blocked(row.outbox, record.key, place) || self.is_refusing(record.topic)
     }
 
@@ -89,18 +93,18 @@ impl ParkedIndex {
     /// Whether an event of this key and place has to be parked behind another.
     ///
     /// One before all parked ones was delivered before the first of them was parked: behind them a copy would be out of order.
-    pub fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
+    pub(crate) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
         let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(&*short(key)));
         aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
     }
 
     /// Whether events for this topic have to be parked.
-    pub fn is_refusing(&self, topic: &str) -> bool {
+    pub(crate) fn is_refusing(&self, topic: &str) -> bool {
         !self.refusing.is_empty() && self.refusing.contains_key(topic)
     }
 
     /// A parked event came again. If only its row key says so, it could be another event: that is logged, and to be counted.
-    pub fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) -> bool {
+    pub(crate) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) -> bool {
         // Rows of such a table are pending while their events are parked, and are found with each look.
         let is_usual = rows.upkeep.pending.is_some() && place.via == Via::Table;
         let is_sure = self.entries(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
@@ -278,6 +282,7 @@ pub struct RetryMemory {
     blocked: HashMap<Retry, Blocked>,
 }
 
+/// What is tried again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Retry {
     /// An event, by the row of the table, and so all behind it.
@@ -299,6 +304,7 @@ impl RetryMemory {
         self.acked.insert(id, place);
     }
 
+    /// Whether the parked event is acked.
     pub fn is_acked(&self, id: i64, place: Place) -> bool {
         self.acked.get(&id) == Some(&place)
     }
@@ -320,10 +326,12 @@ impl RetryMemory {
         (blocked.pause, is_news)
     }
 
+    /// It may be tried at once.
     pub fn unblock(&mut self, retry: &Retry) {
         self.blocked.remove(retry);
     }
 
+    /// Whether it waits at `now`.
     pub fn is_paused(&self, retry: &Retry, now: Instant) -> bool {
         self.blocked.get(retry).is_some_and(|blocked| blocked.until > now)
     }

@@ -25,11 +25,13 @@ pub enum Taken {
 /// See the module's documentation. It lives as long as its producer: from the position it began at to the last ack.
 #[derive(Debug)]
 pub struct Pipeline<S> {
+    /// Messages to events.
     pub assembler: Assembler,
     /// Events on their way.
     pub publisher: Publisher<S>,
     /// The stored position, which may be confirmed to Postgres.
     pub confirm: Confirm,
+    /// The published transactions.
     pub trail: Trail,
     /// The events of the open transaction.
     pub begun: OpenTransaction,
@@ -228,6 +230,7 @@ impl OpenTransaction {
         }
     }
 
+    /// An event of it was taken in.
     #[inline]
     pub fn event(&mut self, event: &Event<'_>) {
         self.row(event.place.index, event.outbox, |ids| event.row.write_key(ids));
@@ -257,6 +260,7 @@ impl OpenTransaction {
         }
     }
 
+    /// The row of its newest event.
     pub fn newest(&self) -> Option<RowId> {
         let (outbox, end) = *self.ends.last()?;
         let start = self.ends.len().checked_sub(2).and_then(|at| self.ends.get(at)).map_or(0, |(_, end)| *end);

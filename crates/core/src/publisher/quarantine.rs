@@ -44,7 +44,7 @@ pub struct Verdict {
     /// The broker's error, or the reason why the event has no record.
     pub error: Error,
     /// Its dead letter was refused as well, for its size alone, and goes without the value.
-    pub without_value: bool,
+    pub(crate) without_value: bool,
 }
 
 impl Verdict {
@@ -105,6 +105,7 @@ pub struct Quarantine {
     refusals: HashMap<String, Vec<Refused>>,
     /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
     looking: bool,
+    /// How often a batch was searched and no record was to blame.
     pub in_vain: u64,
     /// How often something was learned of events.
     learned: u64,
@@ -139,7 +140,7 @@ impl Quarantine {
 
     /// Whether this event has to be in flight alone.
     #[inline]
-    pub fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
+    pub(crate) fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
         !(self.suspects.is_empty() && self.refusals.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
     }
 
@@ -149,7 +150,7 @@ impl Quarantine {
     }
 
     /// This record was acked while it was isolated.
-    pub fn took_isolated(&mut self, record: &Record<'_>) {
+    pub(crate) fn took_isolated(&mut self, record: &Record<'_>) {
         let Some(refused) = self.refusals.get_mut(record.topic) else { return };
         refused.retain_mut(|refused| !refused.is_like(record) || refused.is_still_refused());
         if refused.is_empty() {
@@ -158,7 +159,7 @@ impl Quarantine {
     }
 
     /// This event was refused while it was isolated, the producer goes on, and the event is given up now.
-    pub fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
+    pub(crate) fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
         self.learned += 1;
         self.suspects.remove(id);
         self.note_refusal(record, error);
@@ -221,7 +222,7 @@ impl Quarantine {
     }
 
     /// The next refusal is of a record that was sent with others.
-    pub fn with_others(&mut self) {
+    pub(crate) fn with_others(&mut self) {
         self.rejected.values_mut().for_each(|rejected| rejected.again = rejected.again.map(|_| false));
     }
 
@@ -312,7 +313,7 @@ impl Topics {
     }
 
     /// The next event for `topic` is given up for this reason, and the table of parked events decides on others. Whether it is new.
-    pub fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
+    pub(crate) fn give_up_next(&mut self, topic: &str, error: Error) -> bool {
         self.note(topic, GivenUp { error, spell: Window::Once })
     }
 

@@ -33,7 +33,7 @@ pub struct Transaction<T> {
     /// Whether a commit is under way, of a position alone where nothing is open: no event may be enqueued behind it.
     pub committing: bool,
     /// Events that are delivered and not committed: what is known of them counts when they come again.
-    pub uncommitted: Vec<T>,
+    pub(crate) uncommitted: Vec<T>,
 }
 
 impl<T> Transaction<T> {
@@ -48,6 +48,7 @@ impl<T> Transaction<T> {
         self.config.is_some()
     }
 
+    /// An event was enqueued.
     #[inline]
     pub fn enqueued(&mut self) {
         self.events += u64::from(self.config.is_some());

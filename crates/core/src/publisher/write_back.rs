@@ -12,6 +12,7 @@ use crate::parked::{Batch, Failure};
 use crate::position::Position;
 use crate::publisher::context::ContextColumns;
 
+/// A write to the row of a delivered event.
 #[derive(Debug, Clone)]
 pub enum WriteBack {
     /// Its event was acked: it is marked or deleted.
@@ -19,7 +20,12 @@ pub enum WriteBack {
     /// Its event was given up.
     Failed(RowId, Failure),
     /// Its event is written to `walrelay.parked`; the row is marked as well if `marks`.
-    Parked { event: Arc<ParkedEvent>, marks: bool },
+    Parked {
+        /// The event.
+        event: Arc<ParkedEvent>,
+        /// Whether its row is marked.
+        marks: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -47,20 +53,23 @@ pub struct WriteBacks {
     /// before. Events to park it does wait for, so these wait for no row.
     pub is_synchronous: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
-    pub parked_bytes: usize,
+    pub(crate) parked_bytes: usize,
     /// How many are written.
     pub written: u64,
 }
 
 impl WriteBacks {
+    /// How many are not written.
     pub fn len(&self) -> usize {
         self.parks.len() + self.marks.len()
     }
 
+    /// Whether all are written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Whether a batch is being written.
     pub fn is_in_progress(&self) -> bool {
         self.parks_in_progress + self.marks_in_progress > 0
     }
@@ -194,9 +203,12 @@ impl WriteBack {
     }
 }
 
+/// What is written to the rows of an outbox, and when a row says how often it may be tried.
 #[derive(Debug)]
 pub struct RowPolicy {
+    /// The source, for logs.
     pub outbox: String,
+    /// The configured writes.
     pub upkeep: Upkeep,
     /// The place of the column with how often an event may be tried.
     max_attempts: Option<usize>,
@@ -204,10 +216,12 @@ pub struct RowPolicy {
     logged: bool,
     /// Rows with the transaction of another row, since the last report.
     pub copied: u64,
+    /// The columns for logs and spans.
     pub context: ContextColumns,
 }
 
 impl RowPolicy {
+    /// The policy of this outbox.
     pub fn of(outbox: &OutboxConfig) -> RowPolicy {
         RowPolicy {
             outbox: outbox.source.to_string(),
@@ -253,19 +267,19 @@ impl RowPolicy {
 
     /// The write to the row of `event` after its ack.
     #[inline]
-    pub fn on_acked(&self, event: &Event<'_>) -> Option<WriteBack> {
+    pub(crate) fn on_acked(&self, event: &Event<'_>) -> Option<WriteBack> {
         self.upkeep.writes().then(|| WriteBack::Acked(event.row_id()))
     }
 
     /// The write to `row` after its event is given up.
-    pub fn on_failed(&self, row: &RowId, failure: Failure) -> Option<WriteBack> {
+    pub(crate) fn on_failed(&self, row: &RowId, failure: Failure) -> Option<WriteBack> {
         if self.upkeep.mark_failed.is_some() {
             return Some(WriteBack::Failed(row.clone(), failure));
         }
         self.upkeep.delete.then(|| WriteBack::Acked(row.clone()))
     }
 
-    pub fn on_parked(&self, event: ParkedEvent) -> WriteBack {
+    pub(crate) fn on_parked(&self, event: ParkedEvent) -> WriteBack {
         let marks = self.upkeep.mark_waiting.is_some() && event.tried().is_some();
         WriteBack::Parked { event: Arc::new(event), marks }
     }

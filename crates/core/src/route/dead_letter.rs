@@ -4,52 +4,65 @@ use super::Record;
 use crate::config::SlotName;
 use crate::event::Place;
 
-pub const CLASS_HEADER: &str = "walrelay-error-class";
-pub const ERROR_HEADER: &str = "walrelay-error";
+pub(crate) const CLASS_HEADER: &str = "walrelay-error-class";
+pub(crate) const ERROR_HEADER: &str = "walrelay-error";
 /// The number of attempts, in decimal.
-pub const ATTEMPTS_HEADER: &str = "walrelay-attempts";
+pub(crate) const ATTEMPTS_HEADER: &str = "walrelay-attempts";
 /// Absent if the row gives no topic.
-pub const TOPIC_HEADER: &str = "walrelay-original-topic";
-pub const SLOT_HEADER: &str = "walrelay-slot";
+pub(crate) const TOPIC_HEADER: &str = "walrelay-original-topic";
+pub(crate) const SLOT_HEADER: &str = "walrelay-slot";
 /// The table, or the messages, of the event.
-pub const OUTBOX_HEADER: &str = "walrelay-outbox";
-pub const ROW_HEADER: &str = "walrelay-row-id";
+pub(crate) const OUTBOX_HEADER: &str = "walrelay-outbox";
+pub(crate) const ROW_HEADER: &str = "walrelay-row-id";
 /// `COMMIT_LSN:INDEX`.
-pub const PLACE_HEADER: &str = "walrelay-original-position";
+pub(crate) const PLACE_HEADER: &str = "walrelay-original-position";
 /// Present if the row chose its partition.
-pub const PARTITION_HEADER: &str = "walrelay-original-partition";
+pub(crate) const PARTITION_HEADER: &str = "walrelay-original-partition";
 /// Present if the row chose the record's time: milliseconds since the Unix epoch.
-pub const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
+pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// Present if the dead letter omits the value: its bytes, in decimal.
-pub const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
+pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
 /// Present if the dead letter has only the beginning of its key or of a header, or lacks a header: `key` or the header's
 /// name, `=` and the original bytes, separated by commas.
-pub const SHORTENED_HEADER: &str = "walrelay-shortened";
+pub(crate) const SHORTENED_HEADER: &str = "walrelay-shortened";
 /// What is kept of the key, and of a header, of a dead letter that is too large.
 const KEPT_BYTES: usize = 1_024;
 /// What is kept of all headers of it. Further ones are left out.
 const HEADERS_BYTES: usize = 16 * KEPT_BYTES;
 
+/// Why an event is a dead letter, for its headers.
 #[derive(Debug, Clone, Copy)]
 pub struct Reason<'a> {
+    /// The slot.
     pub slot: &'a SlotName,
     /// The table's name, or that of the messages.
     pub outbox: &'a str,
+    /// The id of its row.
     pub row: &'a [u8],
+    /// The place of the event.
     pub place: Place,
+    /// The class of the failure.
     pub class: &'a str,
+    /// The cause.
     pub cause: &'a str,
+    /// The number of attempts.
     pub attempts: u32,
 }
 
 /// A copy of a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedRecord {
+    /// The topic.
     pub topic: String,
+    /// The key; none of an event without an aggregate.
     pub key: Option<Vec<u8>>,
+    /// The value; none is a tombstone.
     pub value: Option<Vec<u8>>,
+    /// The headers, in order.
     pub headers: Vec<(String, Option<Vec<u8>>)>,
+    /// The partition, where the row says it.
     pub partition: Option<i32>,
+    /// The timestamp, in milliseconds since the Unix epoch, where the row says it.
     pub timestamp_ms: Option<i64>,
 }
 
@@ -84,7 +97,7 @@ impl OwnedRecord {
     /// topic may be empty, if the row gives none. The time of the dead letter is that of its production. The row's own
     /// time may be the fault, or so old that retention would delete the dead letter at once.
     #[must_use]
-    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
+    pub(crate) fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
         let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
         let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
@@ -108,7 +121,7 @@ impl OwnedRecord {
     }
 
     /// Whether [`OwnedRecord::reduced`] makes it smaller.
-    pub fn is_reducible(&self) -> bool {
+    pub(crate) fn is_reducible(&self) -> bool {
         let is_long = |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > KEPT_BYTES);
         self.value.is_some()
             || is_long(&self.key)
@@ -118,7 +131,7 @@ impl OwnedRecord {
 
     /// Removes the value, and what is large of key and headers. Headers with the sizes are added.
     #[must_use]
-    pub fn reduced(mut self) -> OwnedRecord {
+    pub(crate) fn reduced(mut self) -> OwnedRecord {
         let mut shortened = Vec::new();
         let mut shorten = |name: &str, bytes: &mut Vec<u8>| {
             if bytes.len() > KEPT_BYTES {

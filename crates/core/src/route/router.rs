@@ -193,7 +193,7 @@ impl Router {
     }
 
     /// The record of an event without a route: its key, if any, and as value its columns as a JSON object. The topic is empty.
-    pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
+    pub(crate) fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
         let key = self.key.as_ref().and_then(|bound| bound.render(&event.row).ok().flatten());
         let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
         let columns = self.columns.iter().enumerate();

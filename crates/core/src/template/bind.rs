@@ -11,6 +11,7 @@ pub trait Values {
     /// The text form of the value, as Postgres sent it; `None` is NULL.
     fn value(&self, place: usize) -> Option<&[u8]>;
 
+    /// The type of the column.
     fn column_type(&self, place: usize) -> ColumnType;
 
     /// Whether a value of type `json` was found to be JSON, as Postgres finds for a column.
@@ -19,16 +20,22 @@ pub trait Values {
     }
 }
 
+/// A template needs a column that the table lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("template {template:?} needs column {column:?}, which is not there")]
 pub struct UnknownColumn {
+    /// The template.
     pub template: String,
+    /// The column.
     pub column: String,
 }
 
+/// A value is not what a template needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderError {
+    /// The template.
     pub template: String,
+    /// The place of the column.
     pub place: usize,
     /// The expected form: UTF-8 text, JSON, a timestamp.
     pub needed: &'static str,
@@ -42,7 +49,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    pub fn new(
+    pub(super) fn new(
         source: &str,
         parts: &[Part<String>],
         place: impl Fn(&str) -> Option<usize>,
@@ -58,6 +65,7 @@ impl Bound {
         Ok(Bound { source: source.to_owned(), parts: parts.iter().map(bound).collect::<Result<_, _>>()? })
     }
 
+    /// The text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -70,6 +78,7 @@ impl Bound {
         }
     }
 
+    /// The places of its columns.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(_) => None,
@@ -77,6 +86,7 @@ impl Bound {
         })
     }
 
+    /// The error of a value that is not `needed`.
     pub fn error(&self, place: usize, needed: &'static str) -> RenderError {
         RenderError { template: self.source.clone(), place, needed }
     }
@@ -106,7 +116,7 @@ impl Bound {
     /// Appends the value for a row as JSON: a `json` or `jsonb` column and a member of one as they stand, numbers and
     /// truth values as such, NULL as `null`, everything else as a string.
     /// Errors: [`RenderError`]: which value is not what the template needs.
-    pub fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
+    pub(crate) fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
         let [Part::Field(field)] = self.parts.as_slice() else {
             let rendered = self.render(values)?;
             append(rendered.as_deref().map(String::from_utf8_lossy).as_deref(), false, into);

@@ -25,6 +25,7 @@ pub struct ColumnType {
 }
 
 impl ColumnType {
+    /// Type `text`.
     pub const TEXT: ColumnType = ColumnType { oid: 25, modifier: -1 };
 }
 
@@ -392,7 +393,7 @@ impl Moment {
 
     /// As Java's `DateTimeFormatter.ISO_OFFSET_DATE_TIME` has it, with so many digits behind the second, or as few as
     /// can be. A year of more than four digits has a sign; 1 BC is the year 0.
-    pub fn iso(self, digits: Option<usize>) -> Option<String> {
+    pub(crate) fn iso(self, digits: Option<usize>) -> Option<String> {
         let (years, days) = Moment::CYCLE;
         let alike = Moment::EPOCH.checked_add(self.days().rem_euclid(days).days()).ok()?;
         let year = i64::from(alike.year()) + self.days().div_euclid(days) * years;

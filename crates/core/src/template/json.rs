@@ -62,7 +62,7 @@ pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
 }
 
 /// Calls `take` with the name and the value of each member of a JSON object, in their order.
-pub fn each_member<'j>(
+pub(crate) fn each_member<'j>(
     text: &'j [u8],
     take: impl FnMut(Cow<'j, str>, &'j RawValue) -> Result<(), Error>,
 ) -> Result<(), Error> {

@@ -39,8 +39,10 @@ pub use connect::ColumnType;
 pub use connect::{Moment, bytea};
 use function::Function;
 pub use java::of_java;
-pub use json::{each_member, members, text_of};
+pub(crate) use json::each_member;
+pub use json::{members, text_of};
 
+/// A template; see the module's documentation.
 #[derive(Debug, Clone)]
 pub struct Template {
     source: String,
@@ -62,6 +64,7 @@ struct Field<C> {
     functions: Vec<Function>,
 }
 
+/// A text that is no template, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("template {template:?}, at character {at}: {what}")]
 pub struct TemplateError {
@@ -96,10 +99,12 @@ impl Template {
         template
     }
 
+    /// The text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
+    /// The names of its columns.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(_) => None,

@@ -3,6 +3,14 @@
 //! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays one,
 //! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, and its helpers are tests too"
+)]
+
 mod broker;
 mod pgoutput;
 mod server;
