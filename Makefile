@@ -2,7 +2,7 @@
 
 # One profile and one set of features for the demo, linting and testing: librdkafka is built once, and links the libraries of
 # the system. `make build` builds these, too, into a binary that needs none of them.
-FEATURES = --no-default-features --features system,jemalloc,failpoints
+FEATURES = --no-default-features --features system,jemalloc,failpoints,debezium
 # The demo does without the allocator: its first line comes sooner. macOS does not have all the libraries.
 DEMO = --no-default-features --features $(if $(filter Darwin,$(shell uname -s)),vendored,system),failpoints
 
@@ -77,13 +77,13 @@ examples: ## the writers and consumers of examples compile
 TEST =
 
 test: prerequisites ## all tests, on real servers
-	@scripts/test -p walrelay -p walrelay-core $(FEATURES) $(TEST)
+	@scripts/test -p walrelay -p walrelay-core -p walrelay-debezium $(FEATURES) $(TEST)
 
 test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \
 		WALRELAY_TEST_BROKER_RESTARTS=5 WALRELAY_TEST_EVENTS=20000 WALRELAY_TEST_BACKLOG=100000 \
 		WALRELAY_TEST_ROWS=1000000 WALRELAY_TEST_PAUSE_MS=4 WALRELAY_TEST_MAJORS=all RUST_TEST_THREADS=2 \
-		scripts/test -p walrelay -p walrelay-core $(FEATURES) --test walrelay --test simulation -- --include-ignored --nocapture \
+		scripts/test -p walrelay -p walrelay-core -p walrelay-debezium $(FEATURES) --test walrelay --test simulation -- --include-ignored --nocapture \
 		--skip starts_a_server --skip exactly_once_beside
 	scripts/mutants
 

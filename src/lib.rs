@@ -45,7 +45,6 @@
 //! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
 //! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
 //! | [`sink`] | where records go: the Kafka producer with its options and error table, standard output, nowhere | yes |
-//! | [`import`] | derives a `walrelay.toml` from a Debezium connector's configuration | no |
 //! | [`suggest`] | derives a `walrelay.toml` from an existing outbox table | no |
 //! | [`state`] | the position store, and the check that a position belongs to this server and slot | yes |
 //! | [`upkeep`] | writes to the outbox's rows: mark, delete, retention; the table `walrelay.parked` | yes |
@@ -120,7 +119,6 @@ pub mod cli;
 pub mod config;
 pub mod conninfo;
 pub mod demo;
-pub(crate) mod import;
 pub mod poll;
 pub(crate) mod postgres;
 pub mod relay;

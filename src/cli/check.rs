@@ -11,10 +11,10 @@ use crate::cli::sql::is_about_value;
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, as_streamed, restored_rows, table_facts};
-use crate::postgres::catalog::{self, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
 use crate::sink::is_internal;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::sink::kafka::{fits_client, record_bytes};
@@ -25,6 +25,7 @@ use crate::state;
 use crate::suggest::ordering;
 use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{DatabaseIdentity, Marker, writer};
+use walrelay_core::catalog::{self, Table};
 use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::error::{Error, Kind, Result};
@@ -188,7 +189,7 @@ async fn row(
     catalog: Option<&Catalog>,
     config: &Config,
 ) -> Result<Found> {
-    let Some(table) = Table::read(session.client(), name).await? else {
+    let Some(table) = table::read(session.client(), name).await? else {
         return Ok(Found::no_row("none: the table is empty"));
     };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
@@ -568,7 +569,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::catalog::Column;
+    use walrelay_core::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
         let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();

@@ -1,23 +1,29 @@
 //! `walrelay config import`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::cli::config::{self, FileArgs};
 use crate::cli::output::{Grid, Outcome, Target, counted};
 use crate::cli::sql::column;
 use crate::config::layers::Flags;
-use crate::import::{Connector, Effect, Found, Import, Left};
-use crate::postgres::catalog::Table;
+use crate::config::model::tables;
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
+use crate::sink::kafka::properties::check_properties;
 use crate::source::preflight::{self, judge_version};
 use walrelay_core::config::TableName;
 use walrelay_core::config::name::quoted;
 use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::secret::Secret;
+use walrelay_debezium::{Connector, Effect, Found, Import, Left};
 
+const HEADING: &str = "Made by `walrelay config import` of a Debezium connector's configuration.";
 const PUBLISHED: &str = include_str!("../../sql/published.sql");
 
 /// No configuration is longer.
@@ -62,14 +68,30 @@ pub(crate) async fn import(args: &ImportArgs) -> Outcome {
         Some(url) => outboxes(&connector, url).await?,
         None => Vec::new(),
     };
-    let import = connector.import(&tables);
+    let import = connector.import(&tables, &check_property);
     let mut about = if import.left.is_empty() { String::new() } else { table(&import.left) + "\n" };
     let noticed = noticed(&import);
     if noticed.is_none() {
         about.push_str("Consumers notice no difference.");
     }
-    args.target.write(&import.toml, about.trim_end(), &import)?;
+    let toml = toml_of(&import);
+    args.target.write(&toml, about.trim_end(), &Report { toml: &toml, left: &import.left })?;
     noticed.map_or(Ok(()), |noticed| Err(noticed.into()))
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    toml: &'a str,
+    left: &'a [Left],
+}
+
+fn toml_of(import: &Import) -> String {
+    import.draft.toml(HEADING, &tables())
+}
+
+fn check_property(name: &str, value: &str) -> Result<()> {
+    check_properties(&BTreeMap::from([(name.to_owned(), Secret::new(value))]))
 }
 
 /// The tables of the database that the connector captures and has records of.
@@ -86,7 +108,7 @@ async fn outboxes(connector: &Connector, url: &str) -> Result<Vec<Found>> {
         if !connector.captures(&name)? {
             continue;
         }
-        let table = Table::read(session.client(), &name).await?.filter(|table| connector.fits(table));
+        let table = table::read(session.client(), &name).await?.filter(|table| connector.fits(table));
         let Some(table) = table else { continue };
         if let Some(filter) = column::<Option<String>>(&row, "row_filter")? {
             return Err(preflight::filters_rows(publication, &quoted(publication), &name, &filter));
@@ -158,6 +180,10 @@ fn table(left: &[Left]) -> String {
 }
 
 #[cfg(test)]
+#[path = "import_tests.rs"]
+mod connectors;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -186,7 +212,7 @@ mod tests {
             what_to_do: String::new(),
         };
         let of = |left: &[Left]| {
-            noticed(&Import { toml: String::new(), left: left.to_vec() }).map(|error| error.cause().to_owned())
+            noticed(&Import { left: left.to_vec(), ..Import::default() }).map(|error| error.cause().to_owned())
         };
         let one = [left("a", Effect::Differs), left("a", Effect::Differs), left("b", Effect::ToDo)];
         assert_eq!(of(&one).as_deref(), Some("consumers notice 1 option (a)"));
@@ -220,5 +246,21 @@ mod tests {
         assert!(read(&path).unwrap_err().cause().contains("larger"));
         std::fs::write(&path, b"a=\xe4").unwrap();
         assert_eq!(read(&path).unwrap(), "a=ä");
+    }
+
+    #[test]
+    fn what_is_carried_exists_in_librdkafka() {
+        for (java, ours) in walrelay_debezium::properties()
+            .filter(|(java, _)| !matches!(*java, "sasl.mechanism" | "ssl.truststore.certificates"))
+        {
+            let value = match java {
+                "security.protocol" => "SASL_SSL",
+                "compression.type" => "zstd",
+                "client.dns.lookup" => "use_all_dns_ips",
+                "client.id" | "sasl.kerberos.service.name" => "kafka",
+                _ => "5000",
+            };
+            assert_eq!(check_property(ours, value), Ok(()), "{ours}");
+        }
     }
 }

@@ -9,11 +9,12 @@ use crate::cli::setup::{plan, xid_column};
 use crate::cli::sql::column;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
-use crate::postgres::catalog::{Column, Table};
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
 use crate::source::catalog;
 use crate::source::preflight::{self, can_be_streamed, judge_version};
 use crate::suggest::{Known, Suggestion, suggest};
+use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::TableName;
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -58,7 +59,7 @@ pub(crate) async fn init(args: &InitArgs) -> Outcome {
     }
     // Older servers cannot answer.
     judge_version(&preflight::server(session.client()).await?)?;
-    let found = match Table::read(session.client(), wanted).await? {
+    let found = match table::read(session.client(), wanted).await? {
         Some(found) => found,
         None => {
             let cause = format!("there is no table {wanted} in database {}", database.database);
@@ -158,8 +159,8 @@ fn explanation(suggestion: &Suggestion, file: Option<&str>, brokers_known: bool,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::catalog::Table;
     use crate::suggest::ColumnUse;
+    use walrelay_core::catalog::Table;
 
     #[test]
     fn what_setup_will_refuse_is_foretold_in_its_words() {

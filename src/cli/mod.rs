@@ -25,6 +25,7 @@ mod completions;
 mod config;
 mod doctor;
 mod exporter;
+#[cfg(feature = "debezium")]
 mod import;
 mod init;
 mod nagios;
@@ -49,6 +50,7 @@ use completions::{CompletionsArgs, ManArgs};
 use config::{RunSettings, flags};
 use doctor::DoctorArgs;
 use exporter::ExporterArgs;
+#[cfg(feature = "debezium")]
 use import::ImportArgs;
 use init::InitArgs;
 use output::{Failure, Form, Outcome, Output, error_in, print, shell_word};
@@ -173,6 +175,7 @@ pub(crate) enum ConfigCommand {
     #[command(after_help = check::HELP)]
     Check(CheckArgs),
     /// Convert the configuration of a Debezium connector, and list the options that have no equivalent
+    #[cfg(feature = "debezium")]
     #[command(after_help = import::HELP)]
     Import(ImportArgs),
 }
@@ -356,6 +359,7 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Parked(command) => Box::pin(command.run()).await,
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
+        #[cfg(feature = "debezium")]
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,
         Command::Demo(args) => demo(args).await,
         Command::Completions(args) => completions::completions(args, Cli::documented()),

@@ -13,7 +13,7 @@ use crate::cli::peek::{Peek, Reading, Route, Subject, value};
 use crate::cli::progress::Bar;
 use crate::poll::select::extent;
 use crate::poll::{Reader, Selection, table_facts};
-use crate::postgres::catalog::Table;
+use crate::postgres::table;
 use crate::relay::{can_be_read, polls_because, which};
 use crate::sink::json_of;
 use crate::source::row_key;
@@ -78,7 +78,7 @@ pub(super) async fn pending(args: &PendingArgs) -> Outcome {
     }
     for outbox in &mut subject.outboxes {
         if let Some(name) = outbox.source.table()
-            && let Some(table) = Table::read(subject.sql.client(), name).await?
+            && let Some(table) = table::read(subject.sql.client(), name).await?
         {
             outbox.xid_column = table.xid_column().map(|column| column.name.clone());
         }

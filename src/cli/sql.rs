@@ -8,11 +8,11 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSql;
 use tokio_postgres::{Client, Row};
 
-use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::sql::SqlSession;
 use crate::suggest::ordering;
+use walrelay_core::catalog::{Column, Table};
 use walrelay_core::clock::now_us;
 use walrelay_core::config::unit::parse_duration;
 use walrelay_core::config::{OutboxConfig, TableName};

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
+use super::model::{KEYS, Key, Model, how_to_set, tables};
+use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
 use walrelay_core::config::text::{RULES, TEMPLATE, is_own_header};
 use walrelay_core::error::{Error, Errors, Kind, Remedy, Result};
 use walrelay_core::secret::Secret;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KAFKA_PROPERTIES, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkKind, Slot,
-    StateConfig, StoreKind, StreamConfig, how_to_set,
+    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkKind, Slot, StateConfig,
+    StoreKind, StreamConfig, how_to_set,
 };
 use super::otel::{self, OtelConfig, otel};
 use crate::conninfo::ConnInfo;
+use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
 use walrelay_core::config::outbox::{OutboxConfig, Upkeep, ValueConfig};
 use walrelay_core::config::unit::exact_duration;
@@ -85,6 +86,8 @@ impl Settings {
     /// [`Kind::Config`] with the flag, the variable, or file and line: for an unknown key, a value that its key does
     /// not allow, and an `[[outbox]]` that contradicts a flag or a variable.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
+        #[cfg(feature = "debezium")]
+        walrelay_debezium::forms::install();
         let none = ConfigFile::default();
         let set_variables = environment.iter().filter(|(_, text)| !text.is_empty());
         let variables = set_variables.filter_map(|(variable, text)| {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
+use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
 use walrelay_core::config::outbox::{Format, Outbox, RouteConfig};
 use walrelay_core::config::text;
 use walrelay_core::config::unit::{Bytes, Count, GIB, KIB, Lasting, MIB, Within};
@@ -22,13 +23,6 @@ use walrelay_core::secret::Secret;
 const SECOND_MS: u64 = 1000;
 const HOUR_MS: u64 = 3600 * SECOND_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
-
-/// Table whose keys are names of headers, and whose values are templates.
-pub(crate) const HEADERS: &str = "route.headers";
-/// Table whose keys are the members of an envelope, and whose values are templates.
-pub(crate) const ENVELOPE: &str = "format.envelope";
-/// Table whose keys are librdkafka's.
-pub(crate) const KAFKA_PROPERTIES: &str = "kafka.properties";
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]

@@ -1,10 +1,11 @@
-//! Configuration files that walrelay writes: the effective one, and those that commands draft.
+//! Configuration files that walrelay writes: the effective one.
 
 use std::fmt::Write;
 
 use super::file::Layer;
 use super::layers::{Config, Settings, is_secret_property};
-use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
+use super::model::{KEYS, tables};
+use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, one_line};
 use walrelay_core::config::outbox::MESSAGE_LSN;
 
 /// Properties whose values are useful and cannot be secrets. Numbers and truth values are always shown.
@@ -21,8 +22,6 @@ const SHOWN_PROPERTIES: &[&str] = &[
     "ssl.certificate.location",
     "ssl.endpoint.identification.algorithm",
 ];
-
-const COMMENT_CHARS_MAX: usize = 98;
 
 const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
@@ -129,99 +128,10 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     writeln!(text, "{what}").unwrap_or_default();
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Draft {
-    lines: Vec<Line>,
-    /// Tables of which each is an `[[outbox]]`.
-    outboxes: Vec<String>,
-}
-
-#[derive(Debug)]
-struct Line {
-    table: &'static str,
-    text: String,
-}
-
-impl Draft {
-    pub(crate) fn set(&mut self, path: &'static str, value: &str) {
-        self.add(path, |key| format!("{key} = {}", one_line(value)));
-    }
-
-    /// Adds the key at `path` with its value as a comment.
-    pub(crate) fn propose(&mut self, path: &'static str, value: &str) {
-        self.add(path, |key| format!("# {key} = {}", one_line(value)));
-    }
-
-    /// Adds a comment on the key at `path`: that it has to be set, or the reason for its value.
-    pub(crate) fn note(&mut self, path: &'static str, comment: &str) {
-        self.add(path, |_| commented(comment));
-    }
-
-    /// Adds a header, a member of the envelope or a property of librdkafka by name; `false` where there is one of that name.
-    pub(crate) fn named(&mut self, table: &'static str, name: &str, value: &str) -> bool {
-        let start = format!("{} = ", one_line(name));
-        if self.lines.iter().any(|line| line.table == table && line.text.starts_with(&start)) {
-            return false;
-        }
-        self.lines.push(Line { table, text: format!("{start}{}", one_line(value)) });
-        true
-    }
-
-    fn add(&mut self, path: &'static str, text: impl FnOnce(&str) -> String) {
-        let (table, key) = path.rsplit_once('.').unwrap_or(("", path));
-        self.lines.push(Line { table, text: text(key) });
-    }
-
-    /// Has an `[[outbox]]` for each of these tables in place of `[outbox]`, all with what was set for that.
-    pub(crate) fn outboxes(&mut self, tables: Vec<String>) {
-        self.outboxes = tables;
-    }
-
-    pub(crate) fn toml(&self, heading: &str) -> String {
-        let mut text = commented(heading) + "\n";
-        let is_of_each = |table: &str| !self.outboxes.is_empty() && table.split('.').next() == Some("outbox");
-        for table in tables().into_iter().filter(|table| !is_of_each(table)) {
-            text.push_str(&self.section(table));
-        }
-        for outbox in &self.outboxes {
-            let own = tables().into_iter().filter(|table| is_of_each(table)).map(|table| self.section(table));
-            let own = own.collect::<String>();
-            text.push_str(&format!("\n[[outbox]]\ntable = {}\n", one_line(outbox)));
-            text.push_str(own.strip_prefix("\n[outbox]\n").unwrap_or(&own));
-        }
-        text
-    }
-
-    fn section(&self, table: &str) -> String {
-        let lines: Vec<&str> =
-            self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
-        if lines.is_empty() { String::new() } else { format!("\n[{table}]\n{}\n", lines.join("\n")) }
-    }
-}
-
-/// The lines of a comment. Control characters become spaces, because they could end a line or hide a part of it.
-fn commented(comment: &str) -> String {
-    let (mut lines, mut width) = (String::new(), 0);
-    for word in comment.replace(char::is_control, " ").split(' ') {
-        let (is_first, word_width) = (lines.is_empty(), word.chars().count());
-        width += 1 + word_width;
-        if is_first || width > COMMENT_CHARS_MAX {
-            lines.push_str(if is_first { "#" } else { "\n#" });
-            width = word_width;
-        }
-        lines.push(' ');
-        lines.push_str(word);
-    }
-    lines
-}
-
-/// A basic string of TOML on one line: <https://toml.io/en/v1.0.0#string>. It is a string of JSON without DEL.
-fn one_line(text: &str) -> String {
-    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")
-}
-
 #[cfg(test)]
 mod tests {
+    use walrelay_core::config::draft::Draft;
+
     use super::*;
 
     #[test]
@@ -263,7 +173,7 @@ mod tests {
         draft.set("otel.service_name", odd);
         draft.note("kafka.brokers", "brokers = …\nlinger = 1");
         assert!(draft.named(KAFKA_PROPERTIES, "linger.ms", "5"));
-        let settings = Settings::of(&draft.toml("two\nlines")).unwrap();
+        let settings = Settings::of(&draft.toml("two\nlines", &tables())).unwrap();
         let headers: Vec<_> = settings
             .base
             .model

@@ -10,11 +10,12 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStre
 
 use crate::conninfo::ConnInfo;
 use crate::poll::select::{Copies, Key, Order, Selection, TableFacts, Which, from, rows, written_by};
-use crate::postgres::catalog::{Column, Table, no_table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
+use walrelay_core::catalog::{Column, Table, no_table};
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::position::Lsn;
@@ -298,7 +299,7 @@ pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<Table
         let cause = format!("{} are in no table, and rows of a table are to be read", outbox.source);
         return Err(Error::new(Kind::Config, cause).remedy("messages come through a slot only: set source.mode"));
     };
-    let table = Table::needed(client, name).await?;
+    let table = table::needed(client, name).await?;
     facts_of(client, outbox, name, &table).await
 }
 
@@ -307,7 +308,7 @@ pub(crate) async fn all_table_facts(client: &Client, outboxes: &[OutboxConfig]) 
     let names: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
     let of_tables = outboxes.iter().filter(|outbox| outbox.source.table().is_some());
     let mut facts = Vec::with_capacity(names.len());
-    for ((outbox, name), table) in of_tables.zip(&names).zip(Table::read_all(client, &names).await?) {
+    for ((outbox, name), table) in of_tables.zip(&names).zip(table::read_all(client, &names).await?) {
         let table = table.ok_or_else(|| no_table(name, "this database", None))?;
         facts.push(facts_of(client, outbox, name, &table).await?);
     }

@@ -5,9 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::postgres::catalog::{Column, Table};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::source::preflight::has_payload;
+use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::decode;
 use walrelay_core::error::{Error, Kind, Result};

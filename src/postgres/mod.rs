@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | [`bounded`] | refuses messages that no server sends, below the SQL client |
-//! | [`catalog`] | a table as the catalogs describe it |
+//! | [`table`] | reads how the catalogs describe a table |
 //! | [`fault`] | turns SQLSTATEs, I/O and TLS errors into errors with a remedy |
 //! | `query` | SQL with a time limit, the effect of a failure on the session, tables of walrelay's own |
 //! | [`quote`] | quotes names and texts for SQL |
@@ -14,13 +14,13 @@
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
 pub(crate) mod bounded;
-pub(crate) mod catalog;
 pub(crate) mod fault;
 pub(crate) mod query;
 pub(crate) mod quote;
 pub(crate) mod replication;
 pub(crate) mod session;
 pub(crate) mod sql;
+pub(crate) mod table;
 pub(crate) mod tls;
 pub(crate) mod transport;
 pub(crate) mod wire;

@@ -122,7 +122,7 @@ impl Flags {
 }
 
 /// The part of a table's description that can be read without a lock: reading a column's default, as
-/// [`Table`](crate::postgres::catalog::Table) has it, waits for whoever alters the table.
+/// [`Table`](walrelay_core::catalog::Table) has it, waits for whoever alters the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct PublishedTable {
     pub oid: u32,

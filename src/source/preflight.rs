@@ -9,11 +9,11 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Catalogs, Flags, Member, Publication, PublishedTable, Seen};
 use crate::source::synchronous::Synchronous;
+use walrelay_core::catalog::{no_column, no_table};
 use walrelay_core::config::name::publish_whole;
 use walrelay_core::config::{OutboxConfig, SlotName, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};

@@ -5,8 +5,9 @@
 use tokio_postgres::Client;
 
 use crate::config::{Mode, SourceConfig};
-use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
+use crate::postgres::table;
+use walrelay_core::catalog::Table;
 use walrelay_core::config::{DeliveryConfig, OnError, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -27,7 +28,7 @@ pub(crate) async fn find(
     let parks = delivery.on_error == OnError::Park;
     let may_read = source.mode != Mode::Slot || source.gives_up_over_budget() || delivery.transactions().is_some();
     let names: Vec<TableName> = outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect();
-    let found = Table::read_all(client, &names.iter().collect::<Vec<_>>()).await?;
+    let found = table::read_all(client, &names.iter().collect::<Vec<_>>()).await?;
     let of_tables = outboxes.iter_mut().filter(|outbox| outbox.source.table().is_some());
     let mut tables: Vec<(TableName, Table)> = Vec::new();
     for ((outbox, name), table) in of_tables.zip(names).zip(found) {

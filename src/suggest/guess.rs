@@ -4,8 +4,8 @@ use heck::ToTitleCase as _;
 use serde::Serialize;
 
 use super::words::{self, Name};
-use crate::postgres::catalog::{Column, Form};
 use crate::postgres::quote::quote_literal;
+use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::name::quoted;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

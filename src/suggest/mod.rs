@@ -12,10 +12,11 @@ use sha2::{Digest, Sha256};
 pub(crate) use guess::{ColumnUse, ordering};
 use guess::{Guess, Guesses, Missing, Role};
 
-use crate::config::model::HEADERS;
-use crate::config::written::Draft;
-use crate::postgres::catalog::{Column, Form};
+use crate::config::model::tables;
+use walrelay_core::catalog::{Column, Form};
 use walrelay_core::config::TableName;
+use walrelay_core::config::draft::Draft;
+use walrelay_core::config::draft::HEADERS;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::template::Template;
 
@@ -106,7 +107,7 @@ fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, uses: &[Co
     draft.toml(&format!(
         "Suggested by `walrelay config init` for table {table}. What each line was guessed from is above it: read them all, \
          and change what is wrong. docs/reference/templates.md has what else a route can do."
-    ))
+    ), &tables())
 }
 
 fn source(draft: &mut Draft, table: &TableName, known: &Known) {

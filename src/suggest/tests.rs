@@ -6,7 +6,7 @@ use super::*;
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::postgres::catalog::BaseType;
+use walrelay_core::catalog::BaseType;
 
 /// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`, `gen`, `domain`.
 fn column(text: &str) -> Column {

@@ -6,13 +6,14 @@ use serde::Deserialize;
 use tokio_postgres::{Client, Row};
 
 use crate::poll::{Copies, copied};
-use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded, one_json, one_text};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
+use crate::postgres::table;
 use crate::source::preflight::system_identifier;
 use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
+use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::{CopiedRows, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::failpoint;
@@ -69,7 +70,7 @@ impl Sweeper {
         let Some(name) = outbox.source.table() else { return Ok(None) };
         const DOING: &str = "preparing to delete rows by their places";
         bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(BY_PLACE)).await?;
-        let table = Table::needed(client, name).await?;
+        let table = table::needed(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let column = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
         let (time, time_type) = (column.name.clone(), column.base.sql.clone());

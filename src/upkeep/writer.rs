@@ -4,11 +4,12 @@ use std::ops::RangeInclusive;
 
 use tokio_postgres::{Client, Statement};
 
-use crate::postgres::catalog::Table;
 use crate::postgres::fault::{is_about_policy, sees_all_rows};
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
+use crate::postgres::table;
 use crate::upkeep::ANSWER_TIMEOUT;
+use walrelay_core::catalog::Table;
 use walrelay_core::config::name::{Piece, pieces};
 use walrelay_core::config::{OutboxConfig, TableName, Upkeep};
 use walrelay_core::error::{Error, Kind, Result};
@@ -130,7 +131,7 @@ fn of_failures(mark: &str) -> String {
 
 /// Prepares the statements for table `name` of `outbox`; `parks` where its events can be parked.
 pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName, parks: bool) -> Result<Writer> {
-    let table = Table::needed(client, name).await?;
+    let table = table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
     let mut writer =

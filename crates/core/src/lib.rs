@@ -18,6 +18,7 @@
 //! | [`error`] | errors, their consequences and their exit codes |
 //! | [`template`] | text made of columns |
 //! | [`config`] | the configuration that the core reads |
+//! | [`catalog`] | a table as the catalogs of Postgres describe it |
 //! | [`decode`] | one pgoutput message from bytes |
 //! | [`event`] | events from messages and rows |
 //! | [`ledger`] | what is in flight; the position to store, the LSN to confirm; the published transactions |
@@ -26,6 +27,7 @@
 //! | [`parked`] | parked events, and writes to rows, as values |
 //! | [`publisher`] | events in, acks in; what is given up, parked, written back; one producer's pipeline |
 
+pub mod catalog;
 pub mod clock;
 pub mod config;
 pub mod decode;

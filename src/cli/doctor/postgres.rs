@@ -12,10 +12,10 @@ use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, missing_index, restored_rows, table_facts};
-use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quoted};
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows, survey};
@@ -110,7 +110,7 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
         if is_readable || polls.is_some() {
             recovery(report, &session, &named, outbox, polls.is_some()).await;
         }
-        let Ok(Some(table)) = Table::read(session.client(), name).await else { continue };
+        let Ok(Some(table)) = table::read(session.client(), name).await else { continue };
         if is_readable {
             let sampled = Sampled { outbox, name, table: &table };
             rows(report, &session, &sampled, config.delivery.on_error, &mut seen).await;

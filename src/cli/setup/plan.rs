@@ -9,11 +9,12 @@ use tokio_postgres::types::Type;
 use crate::cli::steps::{How, Plan, Step};
 use crate::config::{Mode, SourceConfig};
 use crate::poll::{NEEDS_ORDER, TableFacts, missing_index, table_facts};
-use crate::postgres::catalog::{Table, no_table};
 use crate::postgres::query::one_json;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
+use crate::postgres::table;
 use crate::source::catalog::{self, Catalog, Member};
 use crate::source::preflight::{FAILOVER_MAJOR_MIN, Facts, inspect, judge_server, keeps_rows, survey};
+use walrelay_core::catalog::{Table, no_table};
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 
@@ -71,7 +72,7 @@ impl Found {
         let capacity = Capacity::read(client, "").await?;
         let names: Vec<_> = outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
         let mut outbox_tables = Vec::new();
-        for (name, table) in names.iter().zip(Table::read_all(client, &names).await?) {
+        for (name, table) in names.iter().zip(table::read_all(client, &names).await?) {
             let may_create_in_schema = Capacity::read(client, name.schema()).await?.may_create_in_schema;
             outbox_tables.push(OutboxTable { table, may_create_in_schema });
         }
@@ -586,7 +587,7 @@ mod tests {
             oid: 1,
             name: "sales.outbox".parse().unwrap(),
             columns: Vec::new(),
-            key: vec![crate::postgres::catalog::Column::of("id", "uuid")],
+            key: vec![walrelay_core::catalog::Column::of("id", "uuid")],
             xid_column: xid.then(|| "xid".to_owned()),
             xid_not_null: false,
             order,

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use crate::cli::setup::plan::{Capacity, Found};
 use crate::cli::sql::column;
 use crate::cli::steps::{How, Plan, Step};
-use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::SqlSession;
+use walrelay_core::catalog::Table;
 use walrelay_core::config::{OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -234,7 +234,7 @@ fn in_short_transaction(sql: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::catalog::Column;
+    use walrelay_core::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str, Option<&str>)]) -> Table {
         let column = |(name, base, default): &(&str, &str, Option<&str>)| Column {

@@ -17,8 +17,8 @@ use crate::cli::output::{Grid, Outcome, Output, notes, or_dash, print_report};
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, Times};
 use crate::config::Config;
-use crate::postgres::catalog::Table;
 use crate::postgres::sql::SqlSession;
+use crate::postgres::table;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reading, RecordReader};
@@ -134,7 +134,7 @@ async fn plans(session: &SqlSession, config: &Config, range: &Range, report: &mu
             report.notes.push(format!("{} cannot be verified: messages have no rows", outbox.source));
             continue;
         };
-        let table = Table::needed(session.client(), name).await?;
+        let table = table::needed(session.client(), name).await?;
         if outbox.upkeep.delete || outbox.upkeep.retention.is_some() {
             report
                 .notes

@@ -3,11 +3,11 @@
 use crate::cli::check::described;
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, is_about_value};
-use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::verify::Comparison;
+use walrelay_core::catalog::Table;
 use walrelay_core::config::{OutboxConfig, TableName, ValueConfig};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::{Place, Polled, Via};

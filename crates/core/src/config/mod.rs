@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`outbox`] | every key of one outbox, and what follows from the keys |
 //! | [`delivery`] | every key of `[delivery]` |
+//! | [`draft`] | files that commands draft |
 //! | [`text`], [`unit`] | what a text and a number may be |
 //! | [`name`] | names of slots and tables, and SQL |
 
 pub mod delivery;
+pub mod draft;
 pub mod name;
 pub mod outbox;
 pub mod text;

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::connect::ColumnType;
 use super::function::Function;
+use super::value::ColumnType;
 use super::{Field, Part, json};
 
 /// The values of a row and their types, by place.

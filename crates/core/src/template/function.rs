@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use regex::Regex;
 
-use super::connect::{ColumnType, Form, Moment};
-use super::expand::expand;
 use super::java::of_java;
 use super::json;
+use super::value::{ColumnType, Moment};
 
 /// An error is what the value should be instead.
 type OfText = dyn for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync;
@@ -20,8 +19,8 @@ pub(super) enum Function {
     Default(String),
     /// NULL where there are blanks only, as Java trims.
     Filled,
-    /// As Kafka Connect writes it.
-    Connect(Form),
+    /// Of another crate.
+    Extended(Extended),
     /// JSON, to be embedded as it stands.
     Json(Arc<OfText>),
     /// Text, to be quoted in JSON, whatever the column's type.
@@ -34,8 +33,48 @@ impl fmt::Debug for Function {
     }
 }
 
+/// A function of templates that another crate provides: see [`extend`].
+#[derive(Debug)]
+pub struct Extension {
+    /// Its name.
+    pub name: &'static str,
+    /// How it is written, for messages.
+    pub usage: &'static str,
+    /// Makes it of its arguments; an error is what they should be.
+    pub make: fn(&[&str]) -> Result<Extended, String>,
+}
+
+/// A value of a column of this type in another form. `None` is NULL; an error is what the value should be instead.
+pub type OfValue =
+    dyn for<'v> Fn(Option<Cow<'v, str>>, ColumnType) -> Result<Option<Cow<'v, str>>, &'static str> + Send + Sync;
+
+/// A function of an [`Extension`] with its arguments.
+#[derive(Clone)]
+pub struct Extended {
+    /// Whether it gives JSON, to be embedded as it stands.
+    pub gives_json: bool,
+    /// What it does.
+    pub apply: Arc<OfValue>,
+}
+
+static EXTENSIONS: OnceLock<&'static [Extension]> = OnceLock::new();
+
+/// Adds functions to those of templates. Call before a template is parsed; only the first call counts.
+pub fn extend(with: &'static [Extension]) {
+    EXTENSIONS.get_or_init(|| with);
+}
+
+fn extensions() -> &'static [Extension] {
+    EXTENSIONS.get().copied().unwrap_or_default()
+}
+
+fn no_function(name: &str) -> String {
+    let forms = FORMS.split(' ').chain(extensions().iter().map(|extension| extension.usage));
+    format!("there is no function {name}; there are {}", forms.collect::<Vec<_>>().join(", "))
+}
+
 const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text strip('…',…) compact sort \
-                     rfc3339 filled connect('…',…) expand";
+                     rfc3339 filled";
 
 fn text(of: impl for<'v> Fn(Cow<'v, str>) -> Result<Cow<'v, str>, &'static str> + Send + Sync + 'static) -> Function {
     Function::Text(Arc::new(of))
@@ -51,7 +90,6 @@ impl Function {
         Ok(match (name, texts.as_slice()) {
             ("default", [text]) => Function::Default((*text).to_owned()),
             ("filled", []) => Function::Filled,
-            ("connect", words) => Function::Connect(Form::new(words)?),
             ("text", []) => text(|value| Ok(value)),
             ("lower", []) => text(|value| Ok(value.to_lowercase().into())),
             ("upper", []) => text(|value| Ok(value.to_uppercase().into())),
@@ -89,13 +127,14 @@ impl Function {
             ("compact", []) => to_json(json::compact),
             ("sort", []) => to_json(json::sorted),
             ("strip", [_, ..]) => to_json(move |value| json::without(value, &arguments)),
-            ("expand", []) => to_json(|value| expand(value, false)),
-            ("expand", ["nulls"]) => to_json(|value| expand(value, true)),
-            _ => {
+            (name, words) => {
+                if let Some(extension) = extensions().iter().find(|extension| extension.name == name) {
+                    return Ok(Function::Extended((extension.make)(words)?));
+                }
                 let form = FORMS.split(' ').find(|form| form.split('(').next() == Some(name));
                 return Err(match form {
                     Some(form) => format!("the function {name} is written {form}"),
-                    None => format!("there is no function {name}; there are {}", FORMS.replace(' ', ", ")),
+                    None => no_function(name),
                 });
             }
         })
@@ -110,14 +149,14 @@ impl Function {
         match self {
             Function::Default(text) => Ok(Some(value.unwrap_or_else(|| Cow::Owned(text.clone())))),
             Function::Filled => Ok(value.filter(|value| value.chars().any(|c| c > ' '))),
-            Function::Connect(form) => form.write(value, of),
+            Function::Extended(function) => (function.apply)(value, of),
             Function::Json(function) | Function::Text(function) => value.map(|value| function(value)).transpose(),
         }
     }
 
     pub(super) fn gives_json(&self) -> bool {
         match self {
-            Function::Connect(form) => *form != Form::Text,
+            Function::Extended(function) => function.gives_json,
             Function::Json(_) => true,
             Function::Default(_) | Function::Filled | Function::Text(_) => false,
         }

@@ -173,7 +173,7 @@ fn put_in_order(mut members: Vec<Place>, text: &mut String) {
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
 /// The tokens of JSON, without the blanks between them.
-pub(super) fn tokens(text: &str) -> impl Iterator<Item = &str> {
+pub fn tokens(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text.trim_start_matches(BLANKS);
     std::iter::from_fn(move || {
         let (token, behind) = split(rest);

@@ -18,29 +18,26 @@
 //! | `{column\|sort}` | the same, and the members of its objects in the order of their names |
 //! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
 //! | `{column\|filled}` | NULL where there is nothing but blanks |
-//! | `{column\|connect('json')}` | the value as a converter of Kafka Connect writes it, by the column's type |
-//! | `{column\|expand}` | JSON in a text, as Debezium expands it and Kafka Connect writes it |
 //! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
 //! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no topic at all.
-//! Parsing needs no table; [`Template::bind`] finds the columns in one.
+//! Another crate may add functions: [`extend`]. Parsing needs no table; [`Template::bind`] finds the columns in one.
 
 mod bind;
-mod connect;
-mod expand;
 mod function;
 mod java;
 mod json;
+mod value;
 
 use std::str::FromStr;
 
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
-pub use connect::ColumnType;
-pub use connect::{Moment, bytea};
 use function::Function;
+pub use function::{Extended, Extension, OfValue, extend};
 pub use java::of_java;
 pub(crate) use json::each_member;
-pub use json::{members, text_of};
+pub use json::{members, text_of, tokens};
+pub use value::{ColumnType, Moment, bytea, micros_of_day, offset_micros};
 
 /// A template; see the module's documentation.
 #[derive(Debug, Clone)]

@@ -1,4 +1,5 @@
-//! A Debezium connector's configuration, and the `walrelay.toml` that does the same.
+//! Debezium's outbox for walrelay: a connector's configuration, and the `walrelay.toml` that does the same; the forms that
+//! Debezium and Kafka Connect give to values.
 //!
 //! | module | contents |
 //! |---|---|
@@ -6,6 +7,7 @@
 //! | `options` | every option known, and what becomes of it |
 //! | `connections` | those that say where Postgres and Kafka are, and which tables are captured |
 //! | `columns` | types of the database whose values or schemas are not Debezium's |
+//! | [`forms`] | functions of templates |
 //! | `router` | those that say what records look like: the router's and the converters' |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire, or is in its source. No
@@ -13,25 +15,28 @@
 
 mod columns;
 mod connections;
+pub mod forms;
 mod given;
 mod options;
 mod router;
 
 use serde::Serialize;
 
-use crate::config::written::Draft;
-use crate::postgres::catalog::{Column, Table};
+pub use connections::properties;
 use given::Given;
+use walrelay_core::catalog::{Column, Table};
 use walrelay_core::config::TableName;
+use walrelay_core::config::draft::Draft;
 use walrelay_core::error::{Error, Kind, Result};
 
-const HEADING: &str = "Made by `walrelay config import` of a Debezium connector's configuration.";
+/// Whether librdkafka takes a property with this value, and no promise forbids it.
+pub type CheckProperty<'a> = &'a dyn Fn(&str, &str) -> Result<()>;
 
 /// What consumers have to expect of an option that was not carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(clippy::enum_variant_names, reason = "`config import` prints the names")]
-pub(crate) enum Effect {
+pub enum Effect {
     /// Records are other than they were.
     Differs,
     /// They may be: it depends on the table, or on what the file does not say.
@@ -43,7 +48,8 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    pub(crate) fn word(self) -> &'static str {
+    /// The word for people.
+    pub fn word(self) -> &'static str {
         match self {
             Effect::Differs => "differs",
             Effect::MayDiffer => "may differ",
@@ -52,37 +58,42 @@ impl Effect {
         }
     }
 
-    pub(crate) fn is_seen(self) -> bool {
+    /// Whether consumers notice it, or may.
+    pub fn is_seen(self) -> bool {
         matches!(self, Effect::Differs | Effect::MayDiffer)
     }
 }
 
 /// An option that was not carried, or not to the last byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Left {
+pub struct Left {
     /// Its name as the file has it; `NAME (not set)` where its default counts.
     pub option: String,
+    /// What consumers have to expect.
     pub effect: Effect,
+    /// Why it was not carried.
     pub why: String,
     /// What to do about it; may be empty.
     pub what_to_do: String,
 }
 
 /// The outcome. Holds no secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Import {
-    pub toml: String,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Import {
+    /// The file.
+    pub draft: Draft,
     /// What it lacks, by its effect, and then in the order of the file, and last what the file leaves to a default.
     pub left: Vec<Left>,
 }
 
 impl Import {
-    pub(crate) fn seen(&self) -> usize {
+    /// How many of those left consumers notice, or may.
+    pub fn seen(&self) -> usize {
         self.left.iter().filter(|left| left.effect.is_seen()).count()
     }
 
     /// The options that are listed with this effect, each once.
-    pub(crate) fn options(&self, effect: Effect) -> Vec<&str> {
+    pub fn options(&self, effect: Effect) -> Vec<&str> {
         let mut options = Vec::new();
         for left in self.left.iter().filter(|left| left.effect == effect) {
             if !options.contains(&left.option.as_str()) {
@@ -93,14 +104,17 @@ impl Import {
     }
 }
 
+/// A table of the database that the connector captures.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub struct Found {
+    /// Its name.
     pub name: TableName,
+    /// Its columns and keys.
     pub table: Table,
 }
 
 /// The configuration of a Debezium connector for an outbox in Postgres.
-pub(crate) struct Connector(Given);
+pub struct Connector(Given);
 
 impl Connector {
     /// Reads a file called `path`: Kafka Connect's JSON, with or without `name` and `config` around it, Strimzi's
@@ -108,14 +122,14 @@ impl Connector {
     ///
     /// # Errors
     /// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
-    pub(crate) fn read(path: &str, text: &str) -> Result<Connector> {
+    pub fn read(path: &str, text: &str) -> Result<Connector> {
         let given = Given::read(path, text.strip_prefix('\u{feff}').unwrap_or(text))?;
         of_an_outbox(path, &given)?;
         Ok(Connector(given))
     }
 
     /// The publication's name; an error if the file does not have it.
-    pub(crate) fn publication(&self) -> Result<&str> {
+    pub fn publication(&self) -> Result<&str> {
         self.0.or("publication.name", "dbz_publication").ok_or_else(|| {
             let cause =
                 format!("{}: it is filled in elsewhere, and is needed here", self.0.written("publication.name"));
@@ -124,25 +138,27 @@ impl Connector {
     }
 
     /// Whether it captures the table of this name; an error if a list of tables cannot be read.
-    pub(crate) fn captures(&self, name: &TableName) -> Result<bool> {
+    pub fn captures(&self, name: &TableName) -> Result<bool> {
         connections::captures(&self.0, name)
     }
 
-    pub(crate) fn fits(&self, table: &Table) -> bool {
+    /// Whether the table has the columns that the connector needs.
+    pub fn fits(&self, table: &Table) -> bool {
         router::needed_columns(&self.0).iter().all(|column| table.column(column).is_some())
     }
 
     /// The `walrelay.toml` for the `tables` that were found in the database; without any, for what the file names.
-    pub(crate) fn import(&self, tables: &[Found]) -> Import {
+    pub fn import(&self, tables: &[Found], check: CheckProperty<'_>) -> Import {
+        forms::install();
         let given = &self.0;
-        let mut carrying = Carrying { given, tables, left: Vec::new(), draft: Draft::default() };
+        let mut carrying = Carrying { given, tables, check, left: Vec::new(), draft: Draft::default() };
         options::sort_out(&mut carrying);
         connections::carry(&mut carrying);
         router::carry(&mut carrying);
         connections::carry_kafka(&mut carrying);
         let Carrying { mut left, draft, .. } = carrying;
         left.sort_by_key(|left| (left.effect, given.place(&left.option)));
-        Import { toml: draft.toml(HEADING), left }
+        Import { draft, left }
     }
 }
 
@@ -172,6 +188,7 @@ struct Carrying<'a> {
     given: &'a Given,
     /// Of the database; none where it was not looked at.
     tables: &'a [Found],
+    check: CheckProperty<'a>,
     left: Vec<Left>,
     draft: Draft,
 }
@@ -193,6 +210,3 @@ impl Carrying<'_> {
         !columns.is_empty() && columns.into_iter().all(fits)
     }
 }
-
-#[cfg(test)]
-mod tests;

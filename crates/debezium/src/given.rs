@@ -9,34 +9,34 @@ use yaml_serde::Value as Yaml;
 use walrelay_core::error::{Error, Kind, Result};
 
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
-pub(super) const ROUTER_PREFIX: &str = "router.";
-pub(super) const PRODUCER_PREFIX: &str = "producer.override.";
+pub(crate) const ROUTER_PREFIX: &str = "router.";
+pub(crate) const PRODUCER_PREFIX: &str = "producer.override.";
 /// The option with the login's name and password in it.
-pub(super) const LOGIN: &str = "producer.override.sasl.jaas.config";
+pub(crate) const LOGIN: &str = "producer.override.sasl.jaas.config";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     Connect,
     Server,
 }
 
-pub(super) struct Written {
+pub(crate) struct Written {
     /// Its name by our set of names.
-    pub(super) name: String,
-    pub(super) written: String,
-    pub(super) value: String,
+    pub(crate) name: String,
+    pub(crate) written: String,
+    pub(crate) value: String,
 }
 
 /// All of them. No `Debug`: any value may be a password.
-pub(super) struct Given {
-    pub(super) form: Form,
-    pub(super) options: Vec<Written>,
+pub(crate) struct Given {
+    pub(crate) form: Form,
+    pub(crate) options: Vec<Written>,
     router: Option<String>,
 }
 
 impl Given {
     /// Reads a file called `path`. An error has the line and no value.
-    pub(super) fn read(path: &str, text: &str) -> Result<Given> {
+    pub(crate) fn read(path: &str, text: &str) -> Result<Given> {
         let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let begins_yaml = |line: &str| line == "---" || line.ends_with(':') || line.starts_with("apiVersion:");
         let document: Result<Yaml, usize> = if text.trim_start().starts_with('{') {
@@ -80,34 +80,34 @@ impl Given {
         given
     }
 
-    pub(super) fn router(&self) -> Option<&str> {
+    pub(crate) fn router(&self) -> Option<&str> {
         self.router.as_deref()
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
     /// An option's value, if the file says what it is: one that is filled in elsewhere is not known.
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.find(name).filter(|option| !self.is_filled_in(option)).map(|option| option.value.as_str())
     }
 
     /// An option's value, whether something is still to be put into it or not.
-    pub(super) fn as_written(&self, name: &str) -> Option<&str> {
+    pub(crate) fn as_written(&self, name: &str) -> Option<&str> {
         self.find(name).map(|option| option.value.as_str())
     }
 
     /// As [`Given::get`]; the default holds where the option is not in the file, not where its value is not known.
-    pub(super) fn or<'g>(&'g self, name: &str, default: &'g str) -> Option<&'g str> {
+    pub(crate) fn or<'g>(&'g self, name: &str, default: &'g str) -> Option<&'g str> {
         if self.has(name) { self.get(name).filter(|value| !value.is_empty()) } else { Some(default) }
     }
 
-    pub(super) fn is_true(&self, name: &str) -> bool {
+    pub(crate) fn is_true(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
     }
 
-    pub(super) fn written(&self, name: &str) -> String {
+    pub(crate) fn written(&self, name: &str) -> String {
         match self.find(name) {
             Some(option) => option.written.clone(),
             None => format!("{} (not set)", self.would_be_written(name)),
@@ -115,12 +115,12 @@ impl Given {
     }
 
     /// Where in the file an option stands that is `written` so; the end for one that does not.
-    pub(super) fn place(&self, written: &str) -> usize {
+    pub(crate) fn place(&self, written: &str) -> usize {
         self.options.iter().position(|option| option.written == written).unwrap_or(usize::MAX)
     }
 
     /// Whether Kafka Connect's providers (`${file:…:…}`) or Quarkus (`${VARIABLE}`) put something in when it starts.
-    pub(super) fn is_filled_in(&self, option: &Written) -> bool {
+    pub(crate) fn is_filled_in(&self, option: &Written) -> bool {
         // Groups of a regular expression look the same.
         if option.name == "router.route.topic.replacement" {
             return false;

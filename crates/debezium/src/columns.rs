@@ -1,11 +1,11 @@
 //! Columns of the database whose values, or whose schemas, are not written as Debezium writes them.
 
-use super::Carrying;
-use super::Effect::{self, Differs, MayDiffer, ToDo};
-use super::connections::TABLES;
-use crate::postgres::catalog::{self, Column};
+use crate::Carrying;
+use crate::Effect::{self, Differs, MayDiffer, ToDo};
+use crate::connections::TABLES;
+use walrelay_core::catalog::{self, Column};
 
-pub(super) const ASK_CONSUMERS: &str =
+pub(crate) const ASK_CONSUMERS: &str =
     "have consumers take the new form, or change the connector to it first and then move";
 
 /// Types of single values that go out as Debezium writes them. An enum does, too.
@@ -27,7 +27,7 @@ struct Doubted {
 type Doubt = (Effect, &'static str, &'static str);
 
 /// Lists what is otherwise of these columns: a line for each doubt.
-pub(super) fn unlike<'n>(carrying: &mut Carrying<'_>, names: impl Iterator<Item = &'n str>) {
+pub(crate) fn unlike<'n>(carrying: &mut Carrying<'_>, names: impl Iterator<Item = &'n str>) {
     let (mut all, mut with_default): (Vec<Doubted>, Vec<&str>) = (Vec::new(), Vec::new());
     let mut seen = Vec::new();
     for name in names {
@@ -125,7 +125,7 @@ fn is_alike(column: &Column) -> bool {
 }
 
 /// Whether Debezium reads its values as text, as a topic needs.
-pub(super) fn is_text(column: &Column) -> bool {
+pub(crate) fn is_text(column: &Column) -> bool {
     let is_other = column.base.category == "A" || is_bytea(column);
     let name = column.base.name.as_str();
     let is_text = column.base.category == "E" || has_name(TEXTS, name) || !is_alike(column);
@@ -133,12 +133,12 @@ pub(super) fn is_text(column: &Column) -> bool {
 }
 
 /// Geometric types, strings of bits and further types that are no single value in Java.
-pub(super) fn is_structure(column: &Column) -> bool {
+pub(crate) fn is_structure(column: &Column) -> bool {
     let base = &column.base;
     matches!(base.category.as_str(), "G" | "V") || matches!(base.name.as_str(), "hstore" | "money")
 }
 
-pub(super) fn is_bytea(column: &Column) -> bool {
+pub(crate) fn is_bytea(column: &Column) -> bool {
     column.form() == catalog::Form::Bytea
 }
 
@@ -148,7 +148,7 @@ fn has_default(column: &Column) -> bool {
 }
 
 /// Whether a column's schema is that of its type alone, with or without NOT NULL.
-pub(super) fn has_plain_schema(column: &Column) -> bool {
+pub(crate) fn has_plain_schema(column: &Column) -> bool {
     let base = &column.base;
     let is_named = matches!(base.name.as_str(), "ltree" | "_ltree") || base.category == "E";
     let is_enums = base.category == "A" && !base.name.strip_prefix('_').is_some_and(|name| has_name(ALIKE, name));

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::connect::{double, quoted, requoted};
-use super::json::tokens;
+use walrelay_core::template::tokens;
 
 /// JSON that is nested deeper stays a text, and so does JSON with a number of more digits: Jackson does not read it
 /// (`StreamReadConstraints`).

@@ -1,29 +1,29 @@
-//! A table as the catalogs describe it. Reads no row of the table.
+//! A table as the catalogs of Postgres describe it.
 
 use serde::Deserialize;
-use tokio_postgres::Client;
-use tokio_postgres::types::Type;
 
-use crate::postgres::query::{Param, one_text, parsed};
-use walrelay_core::config::TableName;
-use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
-
-const TABLE: &str = include_str!("../../sql/table.sql");
+use crate::config::TableName;
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 
 const TIME_COLUMNS: [&str; 7] =
     ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
 
+/// A table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Table {
+    /// Its OID.
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
+    /// The role of the session.
     pub role: String,
+    /// Whether that role owns it.
     pub owned: bool,
     /// Whether the role may read all of it, system columns too.
     pub may_select: bool,
+    /// Its columns, in order.
     pub columns: Vec<Column>,
     /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
     pub unique_keys: Vec<UniqueKey>,
@@ -31,30 +31,42 @@ pub struct Table {
     pub partition_of: Option<String>,
     /// OIDs of the parent and of all tables above it.
     pub ancestors: Vec<u32>,
+    /// The columns that it is partitioned by.
     pub partition_columns: Vec<String>,
+    /// Whether it is partitioned by an expression.
     pub by_expression: bool,
     /// The partition keys of the table and of its partitions, as in `PARTITION BY`.
     pub partition_keys: Vec<String>,
 }
 
+/// A column.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
+    /// Its name.
     pub name: String,
     /// The name as SQL writes it, quoted where necessary.
     pub written: String,
+    /// Its type, as SQL writes it.
     #[serde(rename = "type")]
     pub type_name: String,
     /// The modifier (`atttypmod`), or that of a domain.
     pub type_modifier: i32,
+    /// Its type, or that below its domain.
     #[serde(flatten)]
     pub base: BaseType,
+    /// Whether a constraint of its own forbids NULL.
     pub not_null: bool,
+    /// Whether it is an identity column.
     pub is_identity: bool,
     /// Whether it is computed from other columns, and so absent from a stream.
     pub generated: bool,
+    /// The expression of its default.
     pub default: Option<String>,
+    /// Whether it is in the primary key.
     pub in_primary_key: bool,
+    /// Whether it is unique alone.
     pub unique: bool,
+    /// Whether it refers to another table.
     pub references: bool,
     /// Whether a btree over all rows begins with it.
     pub leads_index: bool,
@@ -63,6 +75,7 @@ pub struct Column {
 /// The type of a column; for a domain, its base type.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct BaseType {
+    /// Its name.
     #[serde(rename = "base")]
     pub name: String,
     /// Of an array of an enum, of `citext` or of `ltree` that of `text[]`.
@@ -75,6 +88,7 @@ pub struct BaseType {
     pub category: String,
     /// Whether operators of Postgres itself order it.
     pub is_ordered: bool,
+    /// Whether the column's type is a domain over it.
     pub domain: bool,
     /// Whether one of the column's domains is declared `NOT NULL`.
     pub domain_not_null: bool,
@@ -83,67 +97,58 @@ pub struct BaseType {
 /// A unique index over all rows that is checked immediately and compares as the columns do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct UniqueKey {
+    /// The columns of the key.
     pub columns: Vec<String>,
     /// Columns that may be NULL, or are compared by operators outside of `pg_catalog`.
     pub loose: Vec<String>,
 }
 
+/// What a column can hold, as far as events need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
+    /// `uuid`.
     Uuid,
+    /// A whole number.
     Integer,
+    /// `numeric`.
     Numeric,
+    /// Text.
     Text,
+    /// An enumeration.
     Enum,
+    /// `json` or `jsonb`.
     Json,
+    /// `bytea`.
     Bytea,
+    /// `xml`.
     Xml,
+    /// `timestamptz`.
     Timestamptz,
+    /// `timestamp`.
     Timestamp,
+    /// Any other.
     Other,
 }
 
 impl Table {
-    /// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there is no such relation.
-    pub(crate) async fn read(client: &Client, name: &TableName) -> Result<Option<Table>> {
-        let mut found = Table::read_all(client, &[name]).await?;
-        Ok(found.pop().flatten())
-    }
-
-    /// As [`Table::read`], for tables in their order, in one statement.
-    pub(crate) async fn read_all(client: &Client, names: &[&TableName]) -> Result<Vec<Option<Table>>> {
-        let doing = match names {
-            [name] => format!("looking at table {name}"),
-            _ => format!("looking at {} tables", names.len()),
-        };
-        let schemas: Vec<&str> = names.iter().map(|name| name.schema()).collect();
-        let tables: Vec<&str> = names.iter().map(|name| name.table()).collect();
-        let params: [Param<'_>; 2] = [(&schemas, Type::TEXT_ARRAY), (&tables, Type::TEXT_ARRAY)];
-        let Some(text) = one_text(client, &doing, TABLE, &params).await? else { return Ok(Vec::new()) };
-        parsed(&doing, &text)
-    }
-
-    /// As [`Table::read`], for a table that has to exist.
-    pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
-        let found = Table::read(client, name).await?;
-        found.ok_or_else(|| no_table(name, "this database", None))
-    }
-
-    pub(crate) fn is_table(&self) -> bool {
+    /// Whether it is a table, partitioned or not.
+    pub fn is_table(&self) -> bool {
         matches!(self.kind.as_str(), "r" | "p")
     }
 
-    pub(crate) fn is_partitioned(&self) -> bool {
+    /// Whether it is partitioned.
+    pub fn is_partitioned(&self) -> bool {
         self.kind == "p"
     }
 
+    /// The column of this name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
 
     /// A column that has to exist; `name` is the table's.
     /// Errors: [`Kind::Publication`] with the columns of the table.
-    pub(crate) fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
+    pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
         let there = self.columns.iter().map(|column| column.name.as_str());
         self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
@@ -155,19 +160,19 @@ impl Table {
     }
 
     /// Columns that number the rows: an identity column, then those whose default is a sequence.
-    pub(crate) fn counters(&self) -> impl Iterator<Item = &Column> {
+    pub fn counters(&self) -> impl Iterator<Item = &Column> {
         let identity = self.columns.iter().filter(|column| column.is_identity);
         let is_serial = |sql: &String| sql.starts_with("nextval(");
         identity.chain(self.columns.iter().filter(move |column| column.default.as_ref().is_some_and(is_serial)))
     }
 
     /// The column with the time of a row, by its usual name and type.
-    pub(crate) fn time_column(&self) -> Option<&Column> {
+    pub fn time_column(&self) -> Option<&Column> {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
     }
 
     /// The column with the time of a row: the configured one, or one of a usual name and type.
-    pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
+    pub fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
         let Some(wanted) = configured else { return Ok(self.time_column()) };
         let cause = match self.column(wanted) {
             Some(column) if column.is_timestamp() || column.base.name == "date" => return Ok(Some(column)),
@@ -188,6 +193,7 @@ impl Table {
 }
 
 impl Column {
+    /// What it can hold.
     pub fn form(&self) -> Form {
         match (self.base.name.as_str(), self.base.category.as_str()) {
             ("uuid", _) => Form::Uuid,
@@ -205,43 +211,48 @@ impl Column {
     }
 
     /// Whether it is an integer: later rows mostly have a larger one.
-    pub(crate) fn is_integer(&self) -> bool {
+    pub fn is_integer(&self) -> bool {
         self.form() == Form::Integer
     }
 
-    pub(crate) fn is_timestamp(&self) -> bool {
+    /// Whether it is a time with a date.
+    pub fn is_timestamp(&self) -> bool {
         matches!(self.form(), Form::Timestamptz | Form::Timestamp)
     }
 
-    pub(crate) fn can_hold_event(&self) -> bool {
+    /// Whether it can hold an event's payload.
+    pub fn can_hold_event(&self) -> bool {
         matches!(self.form(), Form::Json | Form::Bytea | Form::Text | Form::Xml)
     }
 
+    /// Whether it can hold a type or a topic.
     pub fn is_word(&self) -> bool {
         matches!(self.form(), Form::Text | Form::Enum)
     }
 
-    pub(crate) fn can_name(&self) -> bool {
+    /// Whether it can hold an id.
+    pub fn can_name(&self) -> bool {
         matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
     }
 
     /// Whether a record's key can be made of it: a key of bytes is Postgres' text of them.
-    pub(crate) fn can_be_key(&self) -> bool {
+    pub fn can_be_key(&self) -> bool {
         self.can_name() || self.form() == Form::Bytea
     }
 
     /// Whether it is never NULL, by its own constraint or by its domain's.
-    pub(crate) fn is_never_null(&self) -> bool {
+    pub fn is_never_null(&self) -> bool {
         self.not_null || self.base.domain_not_null
     }
 
     /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
     /// `pg_get_expr` omits a schema on the search path, and `pg_catalog` is always on it.
-    pub(crate) fn tells_transaction(&self) -> bool {
+    pub fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
         self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }
 
+    /// The column in a line.
     pub fn described(&self) -> String {
         let mut text = format!("{}: {}", self.name, self.type_name);
         let more = [
@@ -258,7 +269,7 @@ impl Column {
 }
 
 /// The error for a missing table `name` in `place`; `setup`, if any, could create the table.
-pub(crate) fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>) -> Error {
+pub fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>) -> Error {
     let remedy = Remedy::from(
         "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
          '\"Outbox\"'",
@@ -269,7 +280,7 @@ pub(crate) fn no_table(name: &TableName, place: &str, setup: Option<NextCommand>
 }
 
 /// The error for table `name`, which lacks the column `wanted` and has those in `there`.
-pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
+pub fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
     let there = there.collect::<Vec<_>>().join(", ");
     Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))
         .remedy("say in the configuration which column holds what, or add the column")
@@ -278,30 +289,6 @@ pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl Column {
-        pub(crate) fn of(name: &str, base: &str) -> Column {
-            let (base_oid, base_type) = match base {
-                "int8" => (20, "bigint"),
-                "int4" => (23, "integer"),
-                "text" => (25, "text"),
-                "date" => (1082, "date"),
-                "timestamp" => (1114, "timestamp without time zone"),
-                "timestamptz" => (1184, "timestamp with time zone"),
-                "uuid" => (2950, "uuid"),
-                "xid8" => (5069, "xid8"),
-                other => panic!("{other}"),
-            };
-            let (name, type_name) = (name.to_owned(), base_type.to_owned());
-            let (sql, base) = (type_name.clone(), base.to_owned());
-            let base = BaseType { name: base, oid: base_oid, sql, is_ordered: true, ..BaseType::default() };
-            Column { written: name.clone(), name, type_name, type_modifier: -1, base, ..Column::default() }
-        }
-
-        pub(crate) fn with_default(self, sql: &str) -> Column {
-            Column { default: Some(sql.to_owned()), ..self }
-        }
-    }
 
     fn table(columns: Vec<Column>) -> Table {
         Table { kind: "r".to_owned(), columns, ..Table::default() }

@@ -8,9 +8,9 @@ use super::*;
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::postgres::catalog::{self, BaseType};
 use crate::sink::kafka::properties::check_properties;
 use crate::sink::{hash, partition};
+use walrelay_core::catalog::{self, BaseType, Column, Table};
 use walrelay_core::config::ValueConfig;
 use walrelay_core::decode;
 use walrelay_core::event::{Place, Polled, Via};
@@ -21,14 +21,18 @@ use walrelay_core::route::{Record, Router};
 const SERVER_PROPERTIES: &str = include_str!("../../tests/debezium/imports/server.properties");
 
 fn import(path: &str, text: &str) -> Result<Import> {
-    Ok(Connector::read(path, text)?.import(&[]))
+    Ok(Connector::read(path, text)?.import(&[], &check_property))
 }
 
 /// What `run` would make of the import, with brokers for those that have none.
 fn config(import: &Import) -> Config {
-    let file = ConfigFile::new("walrelay.toml", &import.toml);
+    config_of(&toml_of(import))
+}
+
+fn config_of(toml: &str) -> Config {
+    let file = ConfigFile::new("walrelay.toml", toml);
     let mut flags = Flags::new();
-    if !import.toml.contains("\nbrokers = ") {
+    if !toml.contains("\nbrokers = ") {
         flags.insert("kafka.brokers", "kafka:9092".to_owned());
     }
     let config = Settings::new(&flags, &Environment::new(), Some(&file)).unwrap().config(false).unwrap();
@@ -83,9 +87,9 @@ fn a_connector_is_carried_and_each_doubt_is_listed() {
     for name in ["connect.json", "bare.json", "connect.properties", "server.properties"] {
         let text = read(format!("tests/debezium/imports/{name}"));
         let import = import(name, &text).unwrap();
-        let written = Import { toml: import.toml.replace("|write_this_by_hand", ""), ..import.clone() };
-        assert_eq!(config(&written).outboxes.len(), 1);
-        let json = serde_json::to_string(&import).unwrap();
+        let written = toml_of(&import).replace("|write_this_by_hand", "");
+        assert_eq!(config_of(&written).outboxes.len(), 1);
+        let json = serde_json::to_string(&Report { toml: &toml_of(&import), left: &import.left }).unwrap();
         assert!(text.contains("canary") && !json.contains("canary"), "a secret is written: {json}");
         for left in &import.left {
             assert!(
@@ -95,7 +99,7 @@ fn a_connector_is_carried_and_each_doubt_is_listed() {
         }
         assert_told(
             name,
-            &format!("{}\nListed, of which {} are seen:\n{}", import.toml, import.seen(), listed(&import.left)),
+            &format!("{}\nListed, of which {} are seen:\n{}", toml_of(&import), import.seen(), listed(&import.left)),
         );
     }
 }
@@ -198,7 +202,7 @@ fn names_that_are_hostile_stay_names() {
         templates(&config),
         ("outbox.event.{aggregatetype}", Some("{\"k\"\"} {x\"|connect}"), vec![(name, "{type}")])
     );
-    assert!(import.toml.contains(r"user='a\\' password=\\'x'"), "{}", import.toml);
+    assert!(toml_of(&import).contains(r"user='a\\' password=\\'x'"), "{}", toml_of(&import));
 }
 
 #[test]
@@ -211,7 +215,7 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
         ));
         assert!(left(&import).contains(&("publication.name (not set)", Effect::ToDo)));
         assert!(left(&import).contains(&("producer.override.sasl.jaas.config", Effect::ToDo)));
-        assert!(!import.toml.contains("canary"));
+        assert!(!toml_of(&import).contains("canary"));
         config(&import).kafka.properties.get("sasl.username").map(|name| name.expose().to_owned())
     };
     assert_eq!(login("relay").as_deref(), Some("relay"));
@@ -272,7 +276,7 @@ fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count()
     let payload_default = |sql: &str| changed("text", "payload", &|column| column.default = Some(sql.to_owned()));
     let array = |key: &str| changed(key, "aggregateid", &|column| column.base.category = "A".to_owned());
     let import = |more: &str, tables: &[Found]| {
-        Connector::read("c.properties", &format!("{BASE}{more}")).unwrap().import(tables)
+        Connector::read("c.properties", &format!("{BASE}{more}")).unwrap().import(tables, &check_property)
     };
     let mut told = String::new();
     for (more, tables) in [
@@ -317,7 +321,7 @@ fn tables_of_the_database_become_outboxes_and_the_types_of_their_columns_count()
     assert_told("types", &told);
     assert_eq!(import(TEXT, &[outbox("a.o", "text", "jsonb")]).seen(), 0);
     let import = Connector::read("c.properties", &format!("{BASE}{TEXT}table.include.list=.*o")).unwrap();
-    let left = import.import(&[outbox("a.o", "text", "jsonb")]).left;
+    let left = import.import(&[outbox("a.o", "text", "jsonb")], &check_property).left;
     let pattern = left.iter().find(|left| left.option == "table.include.list").unwrap();
     assert!(pattern.why.contains("created later"));
 }
@@ -330,7 +334,7 @@ fn with_table(more: &str, found: Found) -> Import {
          transforms.o.type=io.debezium.transforms.outbox.EventRouter\nkey.converter=StringConverter\n\
          value.converter=StringConverter\n{more}"
     );
-    Connector::read("c.properties", &text).unwrap().import(&[found])
+    Connector::read("c.properties", &text).unwrap().import(&[found], &check_property)
 }
 
 #[test]
@@ -365,7 +369,7 @@ fn a_topic_that_cannot_be_carried_makes_the_file_invalid() {
         let import = with(&format!("value.converter=StringConverter\n{more}"));
         let told = import.left.iter().find(|left| left.effect == Effect::Differs).unwrap();
         assert!(told.why.contains(why), "{told:?}");
-        let file = ConfigFile::new("walrelay.toml", &import.toml);
+        let file = ConfigFile::new("walrelay.toml", &toml_of(&import));
         let error = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap_err();
         assert!(error.cause().contains("write_this_by_hand"), "{error}");
     }
@@ -597,7 +601,7 @@ impl Captures {
         let is_captured = |found: &Found| connector.captures(&found.name) == Ok(true) && connector.fits(&found.table);
         let tables: Vec<_> = self.tables.iter().filter(|(found, _)| is_captured(found)).collect();
         let of_database: Vec<_> = tables.iter().map(|(found, _)| found.clone()).filter(|_| !offline).collect();
-        let import = connector.import(&of_database);
+        let import = connector.import(&of_database, &check_property);
         let config = config(&import);
         let lines = read(self.folder.join(self.records).join(case).with_extension("jsonl"));
         let captured = lines.lines().map(|line| serde_json::from_str::<Captured>(line).unwrap());
@@ -727,7 +731,7 @@ fn rows_of_random_connectors_are_compared() {
     let mut lines = String::new();
     for case in Captures::names(&captures.folder.join("records")) {
         let (import, pairs) = captures.compared(&case, false);
-        lines.push_str(&serde_json::json!({"case": case, "left": import.left, "toml": import.toml}).to_string());
+        lines.push_str(&serde_json::json!({"case": case, "left": import.left, "toml": toml_of(&import)}).to_string());
         lines.push('\n');
         for Pair { id, row, captured, ours } in pairs {
             let parts = match (&captured, &ours) {

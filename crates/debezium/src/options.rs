@@ -1,17 +1,17 @@
 //! Every option known, and what becomes of it: Debezium's connector for Postgres, its Outbox Event Router, Debezium
 //! Server, and what Kafka Connect takes for every source connector.
 
-use super::Carrying;
-use super::Effect::{self, Differs, MayDiffer, NoEffect, ToDo};
-use super::given::{LOGIN, PRODUCER_PREFIX, Written};
+use crate::Carrying;
+use crate::Effect::{self, Differs, MayDiffer, NoEffect, ToDo};
+use crate::given::{LOGIN, PRODUCER_PREFIX, Written};
 
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Patterns with blanks between them. `*` stands for any text.
-    pub(super) patterns: &'static str,
-    pub(super) fate: Fate,
+    pub(crate) patterns: &'static str,
+    pub(crate) fate: Fate,
 }
 
-pub(super) enum Fate {
+pub(crate) enum Fate {
     /// It has its effect; the code that carries it lists what is lost.
     Carried,
     /// The keyword of libpq with this name gets its value.
@@ -54,7 +54,7 @@ const TEXT_OF_POSTGRES: &str = "a value goes out as Postgres prints it, whatever
 const LOOK_AT_PLACED: &str = "compare a record, where a column of such a type is placed in a header or the envelope";
 
 /// The first row that fits counts.
-pub(super) const OPTIONS: &[Row] = &[
+pub(crate) const OPTIONS: &[Row] = &[
     // The connector.
     row(
         "name connector.class tasks.max plugin.name slot.name publication.name table.include.list snapshot.mode",
@@ -276,7 +276,7 @@ pub(super) const OPTIONS: &[Row] = &[
 ];
 
 /// Options of Kafka's Java producer, likewise.
-pub(super) const PRODUCER: &[Row] = &[
+pub(crate) const PRODUCER: &[Row] = &[
     row(
         "bootstrap.servers sasl.jaas.config ssl.endpoint.identification.algorithm ssl.truststore.location \
          ssl.keystore.location",
@@ -339,7 +339,7 @@ fn find<'t>(table: &'t [Row], name: &str) -> Option<&'t Row> {
     table.iter().find(|row| row.patterns.split_whitespace().any(|pattern| fits(pattern, name)))
 }
 
-pub(super) fn sort_out(carrying: &mut Carrying<'_>) {
+pub(crate) fn sort_out(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     for option in &given.options {
         one(option, carrying);

@@ -2,12 +2,12 @@
 
 use regex::Regex;
 
-use super::Carrying;
-use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
-use super::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, is_text, unlike};
-use super::given::{Form, Given};
-use crate::config::model::{ENVELOPE, HEADERS};
-use crate::postgres::catalog::{self, Column};
+use crate::Carrying;
+use crate::Effect::{Differs, MayDiffer, NoEffect, ToDo};
+use crate::columns::{ASK_CONSUMERS, has_plain_schema, is_bytea, is_structure, is_text, unlike};
+use crate::given::{Form, Given};
+use walrelay_core::catalog::{self, Column};
+use walrelay_core::config::draft::{ENVELOPE, HEADERS};
 use walrelay_core::template::{Template, of_java};
 
 const REGEX: &str = "(?<routedByValue>.*)";
@@ -26,7 +26,7 @@ const NOT_IN_SCHEMA: &str =
 const GIVE_DATABASE: &str = "give --database-url: then the column's type is known";
 
 /// The columns without which there is no record: id, what the topic is made of, key, payload.
-pub(super) fn needed_columns(given: &Given) -> [&str; 4] {
+pub(crate) fn needed_columns(given: &Given) -> [&str; 4] {
     [
         ("router.table.field.event.id", "id"),
         ("router.route.by.field", "aggregatetype"),
@@ -36,7 +36,7 @@ pub(super) fn needed_columns(given: &Given) -> [&str; 4] {
     .map(|(option, default)| given.or(option, default).unwrap_or(default))
 }
 
-pub(super) fn carry(carrying: &mut Carrying<'_>) {
+pub(crate) fn carry(carrying: &mut Carrying<'_>) {
     let given = carrying.given;
     let [id, route_by, key_column, payload] = needed_columns(given);
     let event_type = given.or("router.table.field.event.type", "type").unwrap_or("type");
