@@ -46,6 +46,14 @@ pub(crate) struct FileArgs {
     pub set: Vec<String>,
 }
 
+impl FileArgs {
+    /// The configuration file that the flag or the variable names.
+    pub(super) fn named(&self) -> Option<PathBuf> {
+        let variable = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        self.config.clone().or_else(variable)
+    }
+}
+
 #[derive(Debug, Args, Serialize)]
 pub(crate) struct RelaySettings {
     #[command(flatten)]
@@ -196,9 +204,8 @@ pub(crate) fn settings(flags: &Flags, file: &FileArgs) -> Result<Settings> {
     let texts =
         std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
     let environment: Environment = texts.collect();
-    let from_variable = environment.get(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     let by_default = || DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.try_exists().unwrap_or(true));
-    let path = file.config.clone().or(from_variable).or_else(by_default);
+    let path = file.named().or_else(by_default);
     let read = path.as_deref().map(ConfigFile::read).transpose()?;
     let mut read = read.unwrap_or_default();
     read.set.clone_from(&file.set);

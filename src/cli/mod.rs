@@ -16,7 +16,8 @@ use crate::sink::kafka::native::linked_versions;
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Page, Telemetry, http, logging};
-use walrelay_core::error::{Error, Flag, Kind, NextCommand, Result};
+use walrelay_core::error::{Error, Flag, Given, Kind, NextCommand, Result};
+
 use walrelay_core::printable::printable;
 
 mod check;
@@ -53,7 +54,7 @@ use exporter::ExporterArgs;
 #[cfg(feature = "debezium")]
 use import::ImportArgs;
 use init::InitArgs;
-use output::{Failure, Form, Outcome, Output, error_in, print, shell_word};
+use output::{Failure, Form, Outcome, Output, error_in, print, shell_word, tool_placeholders};
 use parked::ParkedCommand;
 use pending::PendingArgs;
 use replay::ReplayArgs;
@@ -374,8 +375,11 @@ async fn demo(args: &DemoArgs) -> Outcome {
 }
 
 async fn run(args: &RunArgs) -> Outcome {
-    let settings = config::settings(&flags(&args.settings), &args.settings.source.relay.common.file)?;
+    let file = &args.settings.source.relay.common.file;
+    let settings = config::settings(&flags(&args.settings), file)?;
     let config = config::config(&settings, args.adopt_slot)?;
+    let named = file.named().map(|file| shell_word(&file.to_string_lossy()));
+    Given { config: named, placeholders: tool_placeholders(&config.kafka) }.set_for_process();
     logging::init(config.log.format == LogFormat::Json, &config.log.filter)?;
     if let Some(file) = settings.file() {
         tracing::info!(event = "configuration_read", file, "configuration file");

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,8 +11,10 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
+use crate::config::KafkaConfig;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::printable::{is_harmful, printable};
+use walrelay_core::secret::Secret;
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -237,6 +240,18 @@ pub(crate) fn shell_word(text: &str) -> String {
         true => text.to_owned(),
         false => format!("'{}'", text.replace('\'', "'\\''")),
     }
+}
+
+/// The placeholders in commands of Kafka's tools, with the brokers and the user of `config`.
+pub(crate) fn tool_placeholders(config: &KafkaConfig) -> Vec<(&'static str, String)> {
+    let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
+    let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
+    // With other mechanisms, the user's name is in a ticket, a token or a certificate.
+    let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
+    let user = value(&["sasl.username"]).filter(|_| has_name);
+    let brokers = ("--bootstrap-server …", format!("--bootstrap-server {}", shell_word(&config.brokers)));
+    let user = user.map(|user| ("User:…", shell_word(&format!("User:{user}"))));
+    iter::once(brokers).chain(user).collect()
 }
 
 pub(crate) fn note(text: impl std::fmt::Display) {

@@ -25,12 +25,19 @@ use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::health::HELD_BACK;
 use walrelay_core::clock::now_us;
+
 use walrelay_core::decode::Other;
-use walrelay_core::error::{Error, Kind, Result};
+
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
+
 use walrelay_core::event::{Ignored, RowId};
+
 use walrelay_core::failpoint;
+
 use walrelay_core::ledger::confirm::Due;
+
 use walrelay_core::position::{Lsn, Position};
+
 use walrelay_core::publisher::delivered_before::Tail;
 use walrelay_core::publisher::pipeline::{Pipeline, Taken};
 
@@ -435,9 +442,10 @@ impl ReplicationLoop<'_> {
         match (why, look.now.first(), look.versioned()) {
             (Some(why), Some(now), _) if looks_same => return Err(altered_and_unread(now, why)),
             (Some(why), _, Some(now)) => {
+                let verify = NextCommand::new("verify");
                 tracing::warn!(event = "publication_altered", %slot, publication, why,
                     "the publication was altered: if inserts were not published in between, rows of that time are missing \
-                     from the stream; `walrelay verify` names them");
+                     from the stream; `{verify}` names them");
                 identity.publication_version = now.publication_version;
             }
             (None, _, Some(now)) => {

@@ -30,7 +30,7 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::sink::AnySink;
 use crate::source::control::{Control, OldTransaction};
-use crate::telemetry::health::{ToDo, WAL_NOT_SENT_FIX, stalled_fix};
+use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
 use crate::telemetry::otel::span::Spans;
 use crate::telemetry::{Flow, NotReady, Side, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
@@ -354,13 +354,13 @@ impl<'a> SharedLoop<'a> {
     fn warn(&self, reason: NotReady) {
         let (telemetry, slot) = (self.process.telemetry, &self.process.config.source.slot);
         let error = if let NotReady::WalNotSent(_) = reason {
-            let error = Error::new(Kind::PostgresUnreachable, reason).remedy(WAL_NOT_SENT_FIX);
-            tracing::warn!(event = "wal_not_sent", %slot, %error, fix = WAL_NOT_SENT_FIX, "Postgres sends no WAL");
+            let error = Error::new(Kind::PostgresUnreachable, reason).remedy(wal_not_sent_fix());
+            tracing::warn!(event = "wal_not_sent", %slot, %error, fix = error.what_to_do(), "Postgres sends no WAL");
             error
         } else {
             let fix = stalled_fix(telemetry.metrics.in_flight_events.get());
             let error = Error::new(Kind::KafkaUnreachable, reason).remedy(fix);
-            tracing::warn!(event = "stalled", %slot, %error, fix, "no event is acked");
+            tracing::warn!(event = "stalled", %slot, %error, fix = error.what_to_do(), "no event is acked");
             error
         };
         telemetry.failed(&error);

@@ -25,10 +25,15 @@ use crate::source::row_key;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::parked::none_left_behind;
 use walrelay_core::config::{OnError, OutboxConfig, ReadTails, SlotName};
-use walrelay_core::error::{Error, Kind, Result};
+
+use walrelay_core::error::{Error, Kind, Remedy, Result};
+
 use walrelay_core::event::RowId;
+
 use walrelay_core::ledger::trail::Published;
+
 use walrelay_core::position::Position;
+
 use walrelay_core::position::ServerIdentity;
 use walrelay_core::publisher::delivered_before::DeliveredBefore;
 use walrelay_core::publisher::pipeline::Pipeline;
@@ -525,11 +530,12 @@ fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl Fn
 
 /// The warning at start about a dead-letter topic that does not exist.
 pub(crate) fn no_dead_letters(topic: &str) -> String {
-    format!(
+    Remedy::from(format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \
          events wait behind the first dead letter; create it: kafka-topics --bootstrap-server … --create --topic {topic}, and grant Write and \
          Describe on it"
-    )
+    ))
+    .to_string()
 }
 
 #[cfg(test)]

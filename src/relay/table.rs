@@ -38,10 +38,14 @@ use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::parked::none_left_behind;
 use walrelay_core::clock::now_us;
-use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
+
 use walrelay_core::event::{RowId, Via};
+
 use walrelay_core::failpoint;
+
 use walrelay_core::ledger::trail::{Pair, Published};
+
 use walrelay_core::parked::ParkedRef;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::publisher::Publisher;
@@ -472,9 +476,10 @@ impl Work<'_> {
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
         let files = self.reader.table_files(&tables).await?;
         if self.reading.published.looked_at(files) {
+            let verify = NextCommand::new("verify");
             tracing::warn!(event = "table_rewritten", slot = %self.config.source.slot,
                 "a table was rewritten: of rows that were copied into it just before, those whose transaction column has \
-                 a published transaction are not published: walrelay verify finds them");
+                 a published transaction are not published: `{verify}` finds them");
         }
         Ok(())
     }

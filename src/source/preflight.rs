@@ -578,10 +578,9 @@ pub(crate) fn keeps_rows(name: &TableName, table: &PublishedTable) -> Result<()>
                 "tables inherit from {name} ({}): neither stream nor scan sees their rows",
                 listed(&table.children)
             ),
-            format!(
-                "alter table {child} no inherit {name}; -- before, `walrelay replay` publishes its rows; or insert them \
-                 into {name}"
-            ),
+            Remedy::from(format!("alter table {child} no inherit {name}; -- before, `"))
+                .and(NextCommand::new("replay"))
+                .and(format!("` publishes its rows; or insert them into {name}")),
         );
     }
     if let Some(rule) = table.insert_rules.first() {
@@ -668,12 +667,13 @@ pub(crate) fn has_payload(table: &TableName, outbox: &OutboxConfig, column: &str
             "column {column} of {table} is of type oid: it has the number of a large object, and consumers would get that \
              number"
         ),
-        format!(
+        Remedy::from(format!(
             "alter table {table} alter column {0} type bytea using lo_get({0}::oid); -- so that the row has the payload. A \
-             slot with events from before has their numbers: drop it with `walrelay teardown --force`, and the relay reads \
-             these rows from the table",
+             slot with events from before has their numbers: drop it with `",
             quoted(column)
-        ),
+        ))
+        .and(NextCommand::new("teardown").flag("force"))
+        .and("`, and the relay reads these rows from the table"),
     )
 }
 

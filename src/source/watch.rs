@@ -15,8 +15,11 @@ use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Member, Publication, PublishedTable, Seen};
 use crate::source::preflight;
 use walrelay_core::config::TableName;
+
 use walrelay_core::config::name::publish_whole;
-use walrelay_core::error::{Error, Kind, Result};
+
+use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
+
 use walrelay_core::ledger::trail::Pair;
 
 /// What was seen of publication and tables.
@@ -123,31 +126,35 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let sql_publication = quoted(publication);
     let Some(seen) = &now.seen.publication else {
         return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
-            Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(format!(
-                "alter publication {} rename to {sql_publication}. {}. Then start walrelay again; if the slot cannot get \
-                 past the time in between, drop the slot: walrelay recreates it",
-                quoted(name),
-                missing(table)
+            Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(mend(
+                format!("alter publication {} rename to {sql_publication}. ", quoted(name)),
+                table,
+                "Then start walrelay again; if the slot cannot get past the time in between, drop the slot: walrelay \
+                 recreates it",
             )),
-            None => changed(now, format!("publication {publication} was dropped")).remedy(format!(
-                "create publication {sql_publication} for table {table} with (publish = 'insert', \
-                 publish_via_partition_root = true). With several outboxes, name the table of each. {}. {NEW_SLOT}",
-                missing(table)
+            None => changed(now, format!("publication {publication} was dropped")).remedy(mend(
+                format!(
+                    "create publication {sql_publication} for table {table} with (publish = 'insert', \
+                     publish_via_partition_root = true). With several outboxes, name the table of each. "
+                ),
+                table,
+                NEW_SLOT,
             )),
         });
     };
     if now.publication_oid() != before.publication_oid() {
         return Err(changed(now, format!("publication {publication} was dropped and created again"))
-            .remedy(format!("{}. {NEW_SLOT}", missing(table))));
+            .remedy(mend("", table, NEW_SLOT)));
     }
     if now.table_oid() != before.table_oid() {
         return Err(table_gone(before, now));
     }
     let members = &now.seen.members;
     if members.is_empty() {
-        return Err(changed(now, format!("table {table} was removed from publication {publication}")).remedy(format!(
-            "alter publication {sql_publication} add table {table}. {}. Then start walrelay again",
-            missing(table)
+        return Err(changed(now, format!("table {table} was removed from publication {publication}")).remedy(mend(
+            format!("alter publication {sql_publication} add table {table}. "),
+            table,
+            "Then start walrelay again",
         )));
     }
     let was_there =
@@ -157,8 +164,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         let filter = now.own(|member| member.row_filter.as_ref());
         let whole = filter.map(|_| format!("{}. ", publish_whole(&sql_publication, table))).unwrap_or_default();
         let filter = filter.map(|filter| format!(", with the row filter {filter}")).unwrap_or_default();
-        return Err(changed(now, format!("{cause}{filter}"))
-            .remedy(format!("{whole}{}. Then start walrelay again", missing(table))));
+        return Err(changed(now, format!("{cause}{filter}")).remedy(mend(whole, table, "Then start walrelay again")));
     }
     settings(before, now, seen)
 }
@@ -201,12 +207,24 @@ fn changed(now: &Fingerprint, what: String) -> Error {
 /// The publication was altered, and the relay does not read the table because of `why`.
 pub(crate) fn altered_and_unread(now: &Fingerprint, why: impl Display) -> Error {
     let publication = &now.publication_name;
-    changed(now, format!("publication {publication} was altered, and the table is not read: {why}"))
-        .remedy(format!("{}. Then start walrelay with --adopt-slot", missing(&now.table_name)))
+    changed(now, format!("publication {publication} was altered, and the table is not read: {why}")).remedy(mend(
+        "",
+        &now.table_name,
+        "Then start walrelay with --adopt-slot",
+    ))
 }
 
-fn missing(table: &TableName) -> String {
-    format!("`walrelay verify` names rows of {table} that are missing in Kafka, `walrelay replay` publishes them")
+/// `first`, then what publishes missing rows, then `last`.
+fn mend(first: impl Into<Remedy>, table: &TableName, last: &str) -> Remedy {
+    first.into().and(missing(table)).and(". ").and(last)
+}
+
+fn missing(table: &TableName) -> Remedy {
+    Remedy::from("`")
+        .and(NextCommand::new("verify"))
+        .and(format!("` names rows of {table} that are missing in Kafka, `"))
+        .and(NextCommand::new("replay"))
+        .and("` publishes them")
 }
 
 fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
@@ -233,7 +251,7 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
                 false => ("", String::new()),
             };
             changed(now, format!("table {table} is another one than the one watched (OID {was}){old}{published}"))
-                .remedy(format!("{add}{}. Then start walrelay with --adopt-slot", missing(table)))
+                .remedy(mend(add, table, "Then start walrelay with --adopt-slot"))
         }
     }
 }
@@ -251,8 +269,8 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
         }
     };
     judged.map_err(|error| {
-        let remedy = error.what_to_do().map(|remedy| format!("{remedy}. ")).unwrap_or_default();
-        changed(now, error.cause().to_owned()).remedy(format!("{remedy}{}", missing(table)))
+        let remedy = error.any_remedy().map_or_else(|| Remedy::from(""), |remedy| remedy.and(". "));
+        changed(now, error.cause().to_owned()).remedy(remedy.and(missing(table)))
     })
 }
 

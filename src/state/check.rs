@@ -64,8 +64,10 @@ pub(crate) fn reconcile(
     let Some(stored) = stored else {
         let note = format!(
             "no position is stored for slot {}: starting where the slot was last confirmed, {}; rows that were in the table \
-             before it are not relayed, unless --backlog says so the first time; `walrelay replay` publishes them later",
-            slot.name, slot.confirmed_flush
+             before it are not relayed, unless --backlog says so the first time; `{}` publishes them later",
+            slot.name,
+            slot.confirmed_flush,
+            NextCommand::new("replay")
         );
         return Ok(Start { position: from_slot, published: None, notes: vec![note] });
     };
@@ -137,7 +139,7 @@ struct Comparison {
 /// One reason why the stored value does not belong to this server and slot.
 struct Mismatch {
     cause: String,
-    verify: &'static str,
+    verify: Remedy,
     /// The possible cost of discarding the stored position.
     risk: &'static str,
     /// Whether the table has what is missing.
@@ -150,8 +152,13 @@ const LOST: &str = "events that committed before it and were not delivered are l
 const NOT_COVERED: &str = "rows the publication did not cover are lost to the stream, and events after it come again";
 const PRESENT_PRIMARY: &str = "check that the connection leads to the present primary, not to one that was left behind \
                                by a promotion";
-const VERIFY_AND_REPLAY: &str =
-    "`walrelay verify` names events that are missing in Kafka, and `walrelay replay` publishes them";
+fn verify_and_replay() -> Remedy {
+    Remedy::from("`")
+        .and(NextCommand::new("verify"))
+        .and("` names events that are missing in Kafka, and `")
+        .and(NextCommand::new("replay"))
+        .and("` publishes them")
+}
 
 fn compare(
     stored: &Stored,
@@ -170,7 +177,8 @@ fn compare(
     };
     let other_slot = (stored.slot != slot.name).then(|| Mismatch {
         cause: format!("the stored position belongs to slot {}, not to {}", stored.slot, slot.name),
-        verify: "check slot and state key: two relays must not share a key. A renamed slot wants a key of its own",
+        verify: "check slot and state key: two relays must not share a key. A renamed slot wants a key of its own"
+            .into(),
         risk: LOST,
         is_in_the_table: false,
     });
@@ -192,8 +200,7 @@ fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
     let (before, now) = stored.kafka_cluster.as_ref().zip(slot.kafka_cluster.as_ref())?;
     (before != now).then(|| Mismatch {
         cause: other_cluster(before, now).cause().to_owned(),
-        verify: "check kafka.brokers. If the other cluster is meant: `walrelay verify` names events that are missing \
-                 there, and `walrelay replay` publishes them",
+        verify: Remedy::from("check kafka.brokers. If the other cluster is meant: ").and(verify_and_replay()),
         risk: "events that only the cluster before has are not published to the other one",
         is_in_the_table: false,
     })
@@ -214,7 +221,9 @@ impl Comparison {
         history: &[TimelineSwitch],
     ) -> Option<Mismatch> {
         let (slot, then, timeline) = (&slot.name, stored.server.timeline, now.timeline);
-        let elsewhere = |cause, verify| Some(Mismatch { cause, verify, risk: LOST_OR_AGAIN, is_in_the_table: false });
+        let elsewhere = |cause, verify: &str| {
+            Some(Mismatch { cause, verify: verify.into(), risk: LOST_OR_AGAIN, is_in_the_table: false })
+        };
         let (system, here) = (&stored.server.system_identifier, &now.system_identifier);
         if system != here {
             return elsewhere(
@@ -260,7 +269,8 @@ impl Comparison {
                  restored from a backup, or lost WAL"
             ),
             verify: "check that the connection leads to the server you mean. If it was restored, events after the backup \
-                     are in Kafka and no longer in the database",
+                     are in Kafka and no longer in the database"
+                .into(),
             risk: "events after it come again, if they were delivered before the restore",
             is_in_the_table: false,
         }));
@@ -270,8 +280,7 @@ impl Comparison {
                     "slot {name} was confirmed up to {confirmed}, and only up to {position} is everything known to be \
                      delivered: the slot was recreated, or advanced by somebody else"
                 ),
-                verify: "`walrelay verify` names events that are missing in Kafka, `walrelay replay` publishes them; \
-                         slot.on_loss = recover does it by itself, where it can",
+                verify: verify_and_replay().and("; slot.on_loss = recover does it by itself, where it can"),
                 risk: LOST,
                 is_in_the_table: true,
             });
@@ -287,8 +296,12 @@ impl Comparison {
                  stream"
             )
         };
-        let changed =
-            |cause, is_in_the_table| Mismatch { cause, verify: VERIFY_AND_REPLAY, risk: NOT_COVERED, is_in_the_table };
+        let changed = |cause, is_in_the_table| Mismatch {
+            cause,
+            verify: verify_and_replay(),
+            risk: NOT_COVERED,
+            is_in_the_table,
+        };
         let same_publication = stored.publication_oid == slot.publication_oid;
         if !same_publication {
             let cause = recreated("publication", stored.publication_oid, slot.publication_oid);
@@ -323,7 +336,8 @@ impl Comparison {
                      them any more: those that were not delivered yet would be given up"
                 ),
                 verify: "check message_prefix in the configuration. If it is meant, relay with the old one until no session \
-                         emits it",
+                         emits it"
+                    .into(),
                 risk: "messages with that prefix are not relayed, and events after it come again",
                 is_in_the_table: false,
             });
@@ -347,11 +361,11 @@ impl Comparison {
 
 impl Mismatch {
     fn refusal(&self, slot: &SlotNow) -> Error {
-        let (verify, risk, confirmed) = (self.verify, self.risk, slot.confirmed_flush);
-        Error::new(Kind::PositionMismatch, &self.cause).remedy(format!(
-            "{verify}. Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}. `--backlog` beside it \
+        let (risk, confirmed) = (self.risk, slot.confirmed_flush);
+        Error::new(Kind::PositionMismatch, &self.cause).remedy(self.verify.clone().and(format!(
+            ". Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}. `--backlog` beside it \
              publishes rows of the table"
-        ))
+        )))
     }
 }
 

@@ -1,9 +1,9 @@
 //! The relay's present work in words, for the status page and for systemd.
 
-use super::health::{HELD_BACK, WAL_NOT_SENT_FIX, stalled_fix};
+use super::health::{HELD_BACK, stalled_fix, wal_not_sent_fix};
 use super::{NotReady, Side, Telemetry};
 use walrelay_core::clock::now_us;
-use walrelay_core::error::Kind;
+use walrelay_core::error::{Kind, Remedy};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -61,13 +61,15 @@ pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String>
     let kind = match reason {
         NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
         NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,
-        NotReady::Stalled(_) => return Some(stalled_fix(telemetry.metrics.in_flight_events.get()).to_owned()),
+        NotReady::Stalled(_) => {
+            return Some(Remedy::from(stalled_fix(telemetry.metrics.in_flight_events.get())).to_string());
+        }
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::Unwritable(error) => return error.what_to_do(),
         // Its text has the remedy.
         NotReady::SynchronousStandby(_) => return None,
         NotReady::OverBudget(..) => return Some(HELD_BACK.to_owned()),
-        NotReady::WalNotSent(_) => return Some(WAL_NOT_SENT_FIX.to_owned()),
+        NotReady::WalNotSent(_) => return Some(wal_not_sent_fix().to_string()),
         NotReady::Silent(_) => return Some("see whether the process is stopped, or gets no CPU time".to_owned()),
         NotReady::Halted(_) => return telemetry.failures.newest()?.remedy,
         NotReady::Starting | NotReady::StandingBy(_) | NotReady::Stopping => return None,

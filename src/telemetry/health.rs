@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::Side;
 use walrelay_core::config::unit::human_bytes;
-use walrelay_core::error::Error;
+use walrelay_core::error::{Error, NextCommand, Remedy};
 
 /// After so long without work, the refusal of a record or a dead letter is forgotten: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
@@ -120,9 +120,13 @@ pub(crate) const fn stalled_fix(in_flight_events: i64) -> &'static str {
 }
 
 /// The remedy for [`NotReady::WalNotSent`].
-pub(crate) const WAL_NOT_SENT_FIX: &str = "a standby that synchronized_standby_slots names may be away, for which Postgres \
-     holds events back: walrelay doctor names it; or the server decodes a large transaction: \
-     select * from pg_stat_replication_slots";
+pub(crate) fn wal_not_sent_fix() -> Remedy {
+    Remedy::from(
+        "a standby that synchronized_standby_slots names may be away, for which Postgres holds events back: see it with ",
+    )
+    .and(NextCommand::new("doctor"))
+    .and("; or the server decodes a large transaction: select * from pg_stat_replication_slots")
+}
 
 /// The remedy for [`NotReady::OverBudget`].
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \

@@ -39,7 +39,7 @@ fn assert_noticed(world: &World, mut relay: Relay, change: &str) -> String {
 fn assert_mended(world: &World, relay: Relay, change: &str) {
     let log = assert_noticed(world, relay, change);
     let (_, remedy) = last_words(&log);
-    assert!(remedy.contains("`walrelay replay` publishes them"), "{remedy}");
+    assert!(remedy.contains("`walrelay replay --") && remedy.contains("` publishes them"), "{remedy}");
     world.sql().run(statements(remedy));
     let replay = world.command("replay").option("--brokers", &world.brokers).option("--where", "true").flag("--yes");
     replay.succeed();

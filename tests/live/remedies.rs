@@ -158,8 +158,8 @@ fn the_command_that_the_log_prints_for_an_event_that_was_given_up_delivers_it() 
         let (_, line) = fix.split_once("walrelay ").unwrap_or_else(|| panic!("{fix}"));
         assert!(line.starts_with(named) && fix.contains("max.message.bytes"), "{fix}");
         topic::alter(&world.brokers, &topic, &[("max.message.bytes", "1000000")]);
-        // Nobody is there to be asked.
-        command(line).flag("--yes").config_file(&file).succeed();
+        // Nobody is there to be asked. The line names the file with the database and the brokers.
+        command(line).flag("--yes").succeed();
         let has_it = || world.records(0).iter().any(|record| record.header("id") == bad);
         eventually("it is delivered", ARRIVAL, has_it, |has_it| *has_it);
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
@@ -266,8 +266,11 @@ fn an_event_that_stops_the_relay_is_given_up_by_one_recipe_in_each_mode() {
         let mut relay = command_after(&remedy, "start the relay once as ").start();
         eventually("it is given up", ARRIVAL, || relay.log(), |log| log.contains("event_given_up"));
         let log = relay.log();
-        let again = format!("walrelay replay --slot {} --id {bad}", world.name);
-        assert!(log.contains(&again) && !log.contains("nothing was skipped"), "{log}");
+        let again = format!(" --slot {} --id {bad}", world.name);
+        assert!(
+            log.contains("walrelay replay --config ") && log.contains(&again) && !log.contains("nothing was skipped"),
+            "{log}"
+        );
         world.assert_all_good_delivered();
         let open = || sql.number("select count(*) from outbox where published_at is null");
         eventually("no row is pending", ARRIVAL, open, |open| *open == 0);

@@ -7,6 +7,7 @@ use std::fmt;
 use std::iter;
 use std::mem;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 
 use strum::{IntoStaticStr, VariantArray};
 
@@ -203,9 +204,40 @@ impl Kind {
     }
 }
 
+/// What the commands in the remedies of this process name. A remedy in a log is pasted where nobody set what the process
+/// was started with.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// The configuration file, as typed in a shell.
+    pub config: Option<String>,
+    /// Placeholders in commands of other tools, each with what replaces it.
+    pub placeholders: Vec<(&'static str, String)>,
+}
+
+static GIVEN: OnceLock<Given> = OnceLock::new();
+
+impl Given {
+    /// Remedies of this process are written with this from now on. Only the first call has an effect.
+    pub fn set_for_process(self) {
+        GIVEN.get_or_init(|| self);
+    }
+
+    fn of_process() -> &'static Given {
+        static NOTHING: Given = Given { config: None, placeholders: Vec::new() };
+        GIVEN.get().unwrap_or(&NOTHING)
+    }
+
+    /// `text` with what replaces its placeholders.
+    pub fn filled(&self, text: &str) -> String {
+        let fill = |text: String, (placeholder, with): &(&str, String)| text.replace(placeholder, with);
+        self.placeholders.iter().fold(text.to_owned(), fill)
+    }
+}
+
 /// A remedy: text with `walrelay` commands.
 ///
-/// `Display` writes the commands with their own flags only; [`Error::with_commands`] adds those of the command line.
+/// `Display` writes the commands with their own flags and with what the process was given; [`Error::with_commands`] adds
+/// the flags of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy(Vec<Part>);
 
@@ -237,6 +269,14 @@ impl Remedy {
         }
         Remedy(parts)
     }
+
+    fn text(&self, given: &Given) -> String {
+        let part = |part: &Part| match part {
+            Part::Text(text) => given.filled(text),
+            Part::Command(command) => command.text(given),
+        };
+        self.0.iter().map(part).collect()
+    }
 }
 
 impl From<&str> for Remedy {
@@ -265,13 +305,7 @@ impl From<NextCommand> for Remedy {
 
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for part in &self.0 {
-            match part {
-                Part::Text(text) => f.write_str(text)?,
-                Part::Command(command) => write!(f, "{command}")?,
-            }
-        }
-        Ok(())
+        f.write_str(&self.text(Given::of_process()))
     }
 }
 
@@ -324,18 +358,25 @@ impl NextCommand {
     pub fn name(&self) -> &'static str {
         self.name
     }
+
+    fn text(&self, given: &Given) -> String {
+        let config = given.config.iter().map(|file| Flag { name: "config", value: Some(file.clone()) });
+        let mut text = format!("walrelay {}", self.name);
+        for Flag { name, value } in self.clone().with_missing(config).flags {
+            text.push_str(" --");
+            text.push_str(name);
+            if let Some(value) = value {
+                text.push(' ');
+                text.push_str(&value);
+            }
+        }
+        text
+    }
 }
 
 impl fmt::Display for NextCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "walrelay {}", self.name)?;
-        for Flag { name, value } in &self.flags {
-            write!(f, " --{name}")?;
-            if let Some(value) = value {
-                write!(f, " {value}")?;
-            }
-        }
-        Ok(())
+        f.write_str(&self.text(Given::of_process()))
     }
 }
 
@@ -620,6 +661,28 @@ mod tests {
         assert_eq!(
             error.what_to_do().as_deref(),
             Some("run `walrelay setup --config my-config --slot a --table 's.\"T\"' --add-xid-column`")
+        );
+    }
+
+    #[test]
+    fn a_remedy_names_the_configuration_file_and_the_brokers_of_the_process() {
+        let show = NextCommand::new("parked list").option("slot", "a");
+        let remedy = Remedy::from("kafka-topics --bootstrap-server … --describe; ").and(show.clone());
+        assert_eq!(
+            remedy.text(&Given::default()),
+            "kafka-topics --bootstrap-server … --describe; walrelay parked list --slot a"
+        );
+        let given = Given {
+            config: Some("'my file.toml'".to_owned()),
+            placeholders: vec![("--bootstrap-server …", "--bootstrap-server b:9092".to_owned())],
+        };
+        assert_eq!(
+            remedy.text(&given),
+            "kafka-topics --bootstrap-server b:9092 --describe; walrelay parked list --config 'my file.toml' --slot a"
+        );
+        assert_eq!(
+            show.option("config", "typed.toml").text(&given),
+            "walrelay parked list --slot a --config typed.toml"
         );
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Report;
 use super::postgres::{Largest, Seen};
-use crate::cli::output::{counted, shell_word};
+use crate::cli::output::{counted, tool_placeholders};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::relay::no_dead_letters;
 use crate::sink::KafkaSink;
@@ -15,10 +15,13 @@ use crate::sink::kafka::options::record_limit_bytes;
 use crate::state::kafka::{judge, refused};
 use crate::telemetry::health::STALLED_FIX;
 use walrelay_core::clock::now_us;
+
 use walrelay_core::config::unit::human_bytes;
+
 use walrelay_core::config::{OnError, ReadTails};
-use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::secret::Secret;
+
+use walrelay_core::error::{Error, Given, Kind, Result};
+
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -98,13 +101,7 @@ async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Repor
 
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
 pub(super) fn addressed(fix: &str, config: &KafkaConfig) -> String {
-    let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
-    let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();
-    // With other mechanisms, the user's name is in a ticket, a token or a certificate.
-    let has_name = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
-    let user = value(&["sasl.username"]).filter(|_| has_name);
-    let fix = fix.replace("--bootstrap-server …", &format!("--bootstrap-server {}", shell_word(&config.brokers)));
-    user.map_or(fix.clone(), |user| fix.replace("User:…", &shell_word(&format!("User:{user}"))))
+    Given { config: None, placeholders: tool_placeholders(config) }.filled(fix)
 }
 
 /// What the first broker tells that answers.
@@ -231,6 +228,7 @@ fn record_time(config: &Config, found: &Description, name: &str, largest: &Large
 #[cfg(test)]
 mod tests {
     use super::*;
+    use walrelay_core::secret::Secret;
 
     #[test]
     fn commands_of_kafka_name_the_brokers_and_a_user_with_a_password() {

@@ -74,7 +74,9 @@ pub(crate) fn other_cluster(before: &str, now: &str) -> Error {
             .and(NextCommand::new("run").flag("adopt-slot"))
             .and("`, which goes on from the slot's position. Then ")
             .and(NextCommand::new("verify"))
-            .and(" names events that only the cluster before has, and `walrelay replay` publishes them"),
+            .and(" names events that only the cluster before has, and `")
+            .and(NextCommand::new("replay"))
+            .and("` publishes them"),
     )
 }
 

@@ -21,9 +21,12 @@ use super::options::Options;
 use super::partitions::KeyPartitioner;
 use super::properties::Redactor;
 use crate::sink::is_internal;
-use walrelay_core::error::{Disposition, Error, Kind, Result};
+use walrelay_core::error::{Disposition, Error, Kind, Remedy, Result};
+
 use walrelay_core::event::Shown;
+
 use walrelay_core::ledger::Ticket;
+
 use walrelay_core::route::Record;
 
 /// An ack without an offset: librdkafka infers one from the ack of a later batch, or from Kafka taking the record for a
@@ -337,12 +340,14 @@ impl ClientContext for Context {
         pace.round_trip_us.store(longest(&brokers, |broker| broker.rtt), Ordering::Relaxed);
         let throttle_ms = longest(&brokers, |broker| broker.throttle);
         if pace.throttled(Duration::from_millis(throttle_ms), Instant::now()) && !self.options.quiet {
-            let fix = "raise the quota of this user or client: kafka-configs --bootstrap-server … --describe --entity-type users \
-                       --entity-type clients";
+            let fix = Remedy::from(
+                "raise the quota of this user or client: kafka-configs --bootstrap-server … --describe --entity-type users \
+                 --entity-type clients",
+            );
             tracing::warn!(
                 event = "kafka_throttled",
                 throttle_ms,
-                fix,
+                %fix,
                 "Kafka slows down this client: its quota is used up"
             );
         }
