@@ -46,7 +46,7 @@ pub(super) enum Done {
     /// A look at the catalogs, and the position to store if it finds the outbox published.
     Looked(Result<Look>, Option<Position>),
     Measured(Result<WalPosition>),
-    /// Pending rows, the end of the log after they were looked at, and the position that was completed before that.
+    /// Pending rows, the end of the log after they were looked at, and up to where rows were marked before that.
     Pending(Result<(Vec<PendingRow>, Lsn)>, Position),
     /// Whether a row that was delivered a while ago is in the table of this outbox.
     Kept(Result<Option<bool>>, usize),

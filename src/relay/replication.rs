@@ -267,7 +267,7 @@ impl ReplicationLoop<'_> {
         }
         if self.requeued.is_some() && !is_leaving {
             let every = config.source.poll.pending_interval;
-            self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
+            self.jobs.begin_watch(&self.session, self.pipeline.publisher.marked(), every, now);
         }
         if !self.is_altered() && self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);

@@ -95,6 +95,14 @@ pub(super) struct Leaving {
     pub(super) with: Result<Ended>,
 }
 
+/// The session for write-backs.
+enum WriteSession {
+    Open(Arc<Marker>),
+    /// A batch failed: the session may be read-only for good, lost, or have statements of a table that has changed. The next
+    /// batch opens another one, in this database.
+    Failed(DatabaseIdentity),
+}
+
 /// The end of a batch of write-backs.
 pub(super) struct BatchEnd {
     marker: Arc<Marker>,
@@ -119,7 +127,7 @@ pub(super) struct SharedLoop<'a> {
     /// The session that holds the slot's or the table's lease.
     pub(super) control: Fuse<Job<sql::Ended>>,
     kafka: KafkaWatch,
-    marker: Option<Arc<Marker>>,
+    session: Option<WriteSession>,
     writing_back: Fuse<Job<Result<BatchEnd>>>,
     pub(super) refused_writes: RefusedWrites,
     pub(super) retrying: Retrying,
@@ -150,7 +158,7 @@ impl<'a> SharedLoop<'a> {
         SharedLoop {
             control: fused(control.closed()),
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
-            marker,
+            session: marker.map(WriteSession::Open),
             writing_back: Fuse::terminated(),
             refused_writes: RefusedWrites::new(),
             retrying: Retrying::new(config, known, database, &telemetry.metrics, Some(watchdog.beside())),
@@ -199,7 +207,7 @@ impl<'a> SharedLoop<'a> {
             SharedInput::Deliveries => publisher.delivered()?,
             // The next batch may have events to park, which those rows wait for.
             SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: false })) => {
-                self.marker = Some(marker);
+                self.session = Some(WriteSession::Open(marker));
                 publisher.write_backs.abandon();
                 if self.refused_writes.gives_way {
                     let what = "other sessions do not see rows of published events yet, which are to be marked";
@@ -207,9 +215,13 @@ impl<'a> SharedLoop<'a> {
                 }
             }
             SharedInput::WrittenBack(Ok(BatchEnd { marker, is_written: true })) => {
-                self.marker = Some(marker);
+                self.session = Some(WriteSession::Open(marker));
+                let parks_alone = publisher.write_backs.parks_alone();
                 telemetry.metrics.written_back(publisher.write_backs.finish());
-                self.refused_writes.are_over(config, telemetry);
+                // Events that are parked alone say nothing of marks that were refused.
+                if !parks_alone || publisher.write_backs.is_empty() {
+                    self.refused_writes.are_over(config, telemetry);
+                }
                 failpoint::reached("marked");
             }
             SharedInput::WrittenBack(Err(error)) => self.refused_write_back(error, publisher)?,
@@ -236,9 +248,15 @@ impl<'a> SharedLoop<'a> {
             publisher.write_backs.refuse();
             return Err(error);
         }
+        // Commits that wait for a park wait for other standbys alone once the stream is left. So the back-off below is that
+        // of marks, and no park waits for it.
+        let holds_up_commits = publisher.write_backs.parks_alone() && self.leaving.is_none();
         publisher.write_backs.abandon();
-        if self.refused_writes.gives_way {
+        if self.refused_writes.gives_way || holds_up_commits {
             return Err(error);
+        }
+        if let Some(WriteSession::Open(marker)) = &self.session {
+            self.session = Some(WriteSession::Failed(marker.database.clone()));
         }
         let Process { config, telemetry, .. } = self.process;
         self.refused_writes.refused(&error, publisher.write_backs.len(), config, telemetry);
@@ -275,19 +293,22 @@ impl<'a> SharedLoop<'a> {
 
     /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
     pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
-        let Some(marker) = &self.marker else { return };
-        if !self.refused_writes.may_try(Instant::now()) && self.leaving.is_none() {
+        let Some(session) = &self.session else { return };
+        let is_due = self.refused_writes.may_try(Instant::now()) || publisher.write_backs.commits_wait();
+        if !is_due && self.leaving.is_none() {
             return;
         }
         let Some(batch) = publisher.write_backs.begin(max) else { return };
-        // A session of before may be read-only for good, lost, or have statements of a table that has changed.
-        let opens = self.refused_writes.is_any().then(|| self.process.config.clone());
-        let mut marker = Arc::clone(marker);
+        let opened = match session {
+            WriteSession::Open(marker) => Ok(Arc::clone(marker)),
+            WriteSession::Failed(database) => Err((self.process.config.clone(), database.clone())),
+        };
         self.writing_back = fused(async move {
             failpoint::reached("marking");
-            if let Some(config) = opens {
-                marker = reopened(&config, &marker.database).await?;
-            }
+            let marker = match opened {
+                Ok(marker) => marker,
+                Err((config, database)) => reopened(&config, &database).await?,
+            };
             let is_written = marker.sees(&batch.xids).await?;
             if is_written {
                 marker.settle(&batch).await?;

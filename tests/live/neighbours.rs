@@ -1,5 +1,10 @@
 //! docs/reference/privileges.md: what sessions of walrelay do to other sessions of the application's database.
 
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
 use super::doctor::Checks;
 use crate::support::relay::{EXIT, Relay, RelayCommand, last_words, told};
 use crate::support::servers::{Kafka, Postgres};
@@ -97,6 +102,62 @@ fn assert_named(world: &World, relay: &Relay) -> String {
     Checks::of(&doctor).has("synchronous", "wrong", "counts the relay", "alter system set synchronous_standby_names")
 }
 
+/// Marks that are refused are tried ever less often, each time in one session. Events to park do not wait for them.
+#[track_caller]
+fn marks_that_are_refused_hold_up_no_park(postgres: &Postgres, world: &World, relay: &Relay) {
+    let sql = world.sql();
+    sql.run(
+        "create function refuse() returns trigger language plpgsql as $$ begin
+           raise exception using errcode = '53100'; end $$;
+         create trigger refuse before update on outbox for each row when (new.published_at is not null)
+           execute function refuse()",
+    );
+    world.emit(&sql, "a");
+    let waits = || {
+        let log = relay.log();
+        let lines = log.lines().filter(|line| line.contains("write-backs are refused"));
+        let wait = |line: &str| {
+            serde_json::from_str::<Value>(line).ok()?["wait_ms"].to_string().trim_matches('"').parse().ok()
+        };
+        lines.filter_map(wait).max().unwrap_or(0)
+    };
+    eventually("they are refused again", LIMIT, waits, |wait_ms| *wait_ms > 0);
+    // The commit waits for another standby, too, and nobody sees its row.
+    postgres.alter("synchronous_standby_names", "2 (*)");
+    let writer = std::thread::spawn({
+        let (url, kind) = (world.database_url.clone(), world.kind(0).to_owned());
+        move || Sql::connect(&url).run(&format!("select emit('{kind}', 'a', 20)"))
+    });
+    let look = "select coalesce(string_agg(extract(epoch from backend_start) || ' ' || extract(epoch from query_start), ' '), '')
+         from pg_stat_activity
+         where application_name like 'walrelay % upkeep' and query like '%pg_current_snapshot%'";
+    let (mut sessions, mut seconds) = (BTreeSet::new(), BTreeSet::new());
+    let looked = || {
+        if let Some((session, second)) = sql.text(look).split_once(' ') {
+            sessions.insert(session.to_owned());
+            seconds.insert(second.split('.').next().unwrap_or_default().to_owned());
+        }
+        seconds.len()
+    };
+    eventually("it looks for the row for more than a second", LIMIT, looked, |seconds| *seconds >= 3);
+    assert!(sessions.len() <= 2, "each look had a session of its own: {sessions:?}");
+    postgres.alter("synchronous_standby_names", "*");
+    writer.join().unwrap();
+
+    eventually("the next try is a while away", LIMIT, waits, |wait_ms| *wait_ms >= 1_800);
+    let began = Instant::now();
+    sql.run("insert into outbox (id, aggregateid, payload) values (gen_random_uuid(), 'lost', '1')");
+    assert!(began.elapsed() < Duration::from_millis(1_200), "{:?}\n{}", began.elapsed(), relay.log());
+    assert_eq!(world.number_parked(), 1);
+    for told in ["stream_left", "write_back_resumed", "pending_rows_found"] {
+        assert!(!relay.log().contains(told), "{}", relay.log());
+    }
+    sql.run("drop trigger refuse on outbox");
+    let unmarked = "select count(*) from outbox where published_at is null";
+    eventually("rows are marked", LIMIT, || sql.number(unmarked), |rows| *rows == 1);
+    sql.run("delete from outbox where published_at is null; delete from walrelay.parked");
+}
+
 #[test]
 fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     let postgres = Postgres::private(17, &[("logical_decoding_work_mem", "64kB")]);
@@ -113,7 +174,7 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     );
     sql.run("alter table outbox add waits boolean");
     let parks = world.run().config_file(MARKED).option("--on-error", "park");
-    let parks = parks.option("--set", "outbox.mark_failed=published_at = now()");
+    let parks = parks.option("--set", "outbox.mark_failed=published_at = now()").option("--log", "walrelay=debug");
     let mut relay = parks.option("--set", "outbox.mark_waiting=waits = true").start();
     relay.wait_ready();
     world.emit(&sql, "a");
@@ -142,6 +203,7 @@ fn a_relay_that_is_a_synchronous_standby_lets_commits_end_and_says_so() {
     writer.join().unwrap();
     assert_eq!((unmarked(), world.number_parked()), (1, 1));
     sql.run("delete from outbox where published_at is null; delete from walrelay.parked");
+    marks_that_are_refused_hold_up_no_park(&postgres, &world, &relay);
 
     // Without Kafka it would hold up each commit.
     proxy.refuse();

@@ -671,6 +671,11 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.completed(self.ledger.delivered())
     }
 
+    /// Up to where every event is delivered, and its row is marked where rows are.
+    pub(super) fn marked(&self) -> Position {
+        self.write_backs.marked(self.ledger.delivered())
+    }
+
     /// Drops a pending record whose topic's tail is not read: the server sends its event again to the next session.
     pub fn forget_unread(&mut self) {
         self.pending.take_if(|pending| pending.unread_tail.is_some());

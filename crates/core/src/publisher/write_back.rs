@@ -118,8 +118,12 @@ impl WriteBacks {
     /// Up to where every event is delivered, which it is up to `delivered`, and written back.
     pub fn completed(&self, delivered: Position) -> Position {
         let counts = |due: &&Due| !self.is_synchronous || due.write_back.parked().is_some();
-        let earlier = |one: Position, other: Position| if one.is_at_or_after(&other) { other } else { one };
-        self.oldest().filter(counts).map(|due| due.before).reduce(earlier).unwrap_or(delivered)
+        earliest(self.oldest().filter(counts), delivered)
+    }
+
+    /// As [`WriteBacks::completed`], and the rows are marked, also where the position does not wait for that.
+    pub(super) fn marked(&self, delivered: Position) -> Position {
+        earliest(self.oldest(), delivered)
     }
 
     /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they are refused.
@@ -131,7 +135,7 @@ impl WriteBacks {
             return None;
         }
         self.parks_in_progress = self.parks.len().min(max);
-        let parks_alone = self.is_synchronous && self.parks_in_progress > 0;
+        let parks_alone = self.parks_alone();
         self.marks_in_progress = if parks_alone { 0 } else { self.marks.len().min(max - self.parks_in_progress) };
         let mut batch = Batch::default();
         let parks = self.parks.iter().take(self.parks_in_progress);
@@ -187,10 +191,26 @@ impl WriteBacks {
         self.refused = true;
     }
 
+    /// Whether commits wait for the next batch, which parks events alone.
+    pub(super) fn commits_wait(&self) -> bool {
+        self.is_synchronous && !self.parks.is_empty()
+    }
+
+    /// Whether the batch in progress parks events alone, while commits wait for it.
+    pub(super) fn parks_alone(&self) -> bool {
+        self.is_synchronous && self.parks_in_progress > 0
+    }
+
     /// Events that are to be written to `walrelay.parked`.
     pub fn parked(&self) -> impl Iterator<Item = &ParkedEvent> {
         self.parks.iter().filter_map(|due| due.write_back.parked())
     }
+}
+
+/// Up to where all is done before the first of `dues`; up to `delivered` where there is none.
+fn earliest<'a>(dues: impl Iterator<Item = &'a Due>, delivered: Position) -> Position {
+    let earlier = |one: Position, other: Position| if one.is_at_or_after(&other) { other } else { one };
+    dues.map(|due| due.before).reduce(earlier).unwrap_or(delivered)
 }
 
 impl WriteBack {
@@ -366,6 +386,8 @@ mod tests {
         dues.abandon();
         assert_eq!(dues.begin(9), Some(batch));
         assert_eq!((dues.finish(), dues.completed(delivered)), ([0, 0, 1], delivered));
+        // A row that is pending because its mark is due is not pending again.
+        assert_eq!(dues.marked(delivered).end_lsn, Lsn::new(10));
         // The other row is marked once it is seen; that of the parked event at its next try.
         let batch = dues.begin(9).unwrap();
         assert_eq!((batch.parked.len(), batch.acked.len(), batch.waiting.len(), batch.xids), (0, 1, 0, vec![7]));
@@ -377,10 +399,14 @@ mod tests {
         let mut dues = acked_and_parked();
         dues.is_synchronous = true;
         dues.push(Position::at(Lsn::new(60)), WriteBack::Acked(RowId::new(0, std::iter::once(&[3][..]))), Some(8), 2);
-        for expected in [(1, 0), (0, 2)] {
+        for (parks, marks) in [(1, 0), (0, 2)] {
+            assert_eq!(dues.commits_wait(), parks > 0);
             let batch = dues.begin(9).unwrap();
-            assert_eq!((batch.parked.len(), batch.acked.len()), expected);
+            assert_eq!((batch.parked.len(), batch.acked.len(), dues.parks_alone()), (parks, marks, parks > 0));
             dues.finish();
         }
+        dues.is_synchronous = false;
+        dues.push(Position::at(Lsn::new(70)), WriteBack::Parked { event: Arc::new(parked(4)), marks: true }, None, 3);
+        assert!(!dues.commits_wait() && dues.begin(9).is_some() && !dues.parks_alone());
     }
 }
