@@ -9,6 +9,7 @@ use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic;
 use crate::support::wait::eventually;
+use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// A topic the broker takes no records for, whoever sends them.
@@ -333,4 +334,33 @@ fn rows_cannot_use_walrelays_own_headers_and_topics() {
     let classes: Vec<_> = letters(&world).into_iter().map(|(_, class)| class).collect();
     assert_eq!(classes, ["unroutable"; 3]);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_topic_that_is_created_again_under_load_gets_all_that_follows_in_order() {
+    for guarantee in ["at-least-once", "exactly-once"] {
+        let world = World::new().with_kinds(1);
+        let topic = world.topic(0);
+        topic::create(&world.brokers, &topic, 2, &[]);
+        let run = run(&world, "stop", "").variable("WALRELAY_DELIVERY_RETRY_ATTEMPTS", "1000");
+        let mut relay = run.option("--guarantee", guarantee).start();
+        relay.wait_ready();
+        let writers = world.workload(&Plan::default());
+        writers.wait_for(200);
+        topic::delete(&world.brokers, &topic);
+        topic::create(&world.brokers, &topic, 2, &[]);
+        let before = world.sql().text("select string_agg(id::text, ' ') from outbox");
+        writers.wait_for(200);
+        writers.stop();
+        // What the first topic had acked went with it.
+        let went = |lost: &String| before.contains(lost.split(' ').next().unwrap_or_default());
+        let check = || {
+            let mut found = world.check();
+            found.lost.retain(|lost| !went(lost));
+            found
+        };
+        eventually("all that follows is there", ARRIVAL, check, |found| found.lost.is_empty()).assert_sound();
+        world.wait_confirmed(ARRIVAL);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{guarantee}: {}", relay.log());
+    }
 }
