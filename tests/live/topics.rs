@@ -171,7 +171,9 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     let waits: Vec<u64> =
         lines.iter().take(6).map(|line| line["wait_ms"].to_string().trim_matches('"').parse().unwrap()).collect();
     assert_eq!(waits, [200, 400, 800, 1_000, 1_000, 1_000]);
-    assert!(lines[0]["fix"].as_str().unwrap().contains(&format!("--topic {}", dead(&world))), "{lines:?}");
+    let create = format!("kafka-topics --bootstrap-server {} --create --topic {}", world.brokers, dead(&world));
+    assert!(lines[0]["fix"].as_str().unwrap().contains(&create), "{lines:?}");
+    assert!(missing[0]["message"].as_str().unwrap().contains(&create), "{missing:?}");
     let (status, why) = relay.readiness().unwrap();
     assert!(status == 503 && why.contains("dead_letters_refused") && why.contains(&dead(&world)), "{status}: {why}");
     assert_eq!(relay.metric("walrelay_dead_lettered_events_total").unwrap_or_default(), 0.0);
