@@ -22,7 +22,6 @@ use walrelay_core::config::{OnError, ReadTails};
 
 use walrelay_core::error::{Error, Given, Kind, Result};
 
-
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -672,7 +672,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Up to where every event is delivered, and its row is marked where rows are.
-    pub(super) fn marked(&self) -> Position {
+    pub fn marked(&self) -> Position {
         self.write_backs.marked(self.ledger.delivered())
     }
 

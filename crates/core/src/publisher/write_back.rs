@@ -122,7 +122,7 @@ impl WriteBacks {
     }
 
     /// As [`WriteBacks::completed`], and the rows are marked, also where the position does not wait for that.
-    pub(super) fn marked(&self, delivered: Position) -> Position {
+    pub fn marked(&self, delivered: Position) -> Position {
         earliest(self.oldest(), delivered)
     }
 
@@ -192,12 +192,12 @@ impl WriteBacks {
     }
 
     /// Whether commits wait for the next batch, which parks events alone.
-    pub(super) fn commits_wait(&self) -> bool {
+    pub fn commits_wait(&self) -> bool {
         self.is_synchronous && !self.parks.is_empty()
     }
 
     /// Whether the batch in progress parks events alone, while commits wait for it.
-    pub(super) fn parks_alone(&self) -> bool {
+    pub fn parks_alone(&self) -> bool {
         self.is_synchronous && self.parks_in_progress > 0
     }
 
