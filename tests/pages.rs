@@ -1,4 +1,4 @@
-//! README, the pages of `docs` and of `examples`: links, commands and configurations, and the page of the command line.
+//! README, the pages of `docs` and of `examples`: links, commands and configurations, and the table of commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::CommandFactory as _;
 use clap::error::ErrorKind;
-use clap::{Arg, CommandFactory as _};
 use regex::Regex;
 use walrelay::cli::Cli;
 use walrelay::config::{ConfigFile, Environment, Flags, Settings};
@@ -348,49 +348,6 @@ fn walrelay_knows_every_command_and_flag() {
     none("commands that walrelay does not know", wrong);
 }
 
-/// Flags that this many commands share are documented once.
-const SHARED_BY: usize = 4;
-
-/// A row of the table of flags, or of arguments.
-fn flag(argument: &Arg) -> String {
-    let values: Vec<String> =
-        argument.get_value_names().unwrap_or_default().iter().map(|name| format!(" {name}")).collect();
-    let takes_value = argument.get_action().takes_values();
-    let values = if takes_value { values.concat() } else { String::new() };
-    let name = argument.get_long().map_or(values.trim().to_owned(), |long| format!("--{long}{values}"));
-    let name = argument.get_short().map_or(name.clone(), |short| format!("-{short}`, `{name}"));
-    let variable = argument.get_env().map_or(String::new(), |name| format!("`{}`", name.to_string_lossy()));
-    let default: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    let default = if default.is_empty() || !takes_value { String::new() } else { format!("`{}`", default.join(" ")) };
-    let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
-    let choices: Vec<_> =
-        argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
-    let choices = if choices.is_empty() || !takes_value { String::new() } else { format!(": {}", choices.join(", ")) };
-    format!("| `{name}` | {variable} | {default} | {}{choices} |\n", markdown(&help).replace('|', "\\|"))
-}
-
-/// Text of a help, so that Markdown shows it as it is.
-fn markdown(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "\\<").replace('*', "\\*")
-}
-
-/// What follows the flags in a help: paragraphs, and indented lines below a line that ends with a colon.
-fn prose(help: &str) -> String {
-    let mut text = String::new();
-    for part in help.split("\n\n") {
-        let (head, block) = part.split_once("\n  ").unwrap_or((part, ""));
-        if !head.is_empty() {
-            text += &format!("{}\n\n", markdown(head));
-        }
-        if !block.is_empty() {
-            let language = if head.starts_with("Examples") { "sh" } else { "text" };
-            let lines: Vec<&str> = block.lines().map(|line| line.strip_prefix("  ").unwrap_or(line)).collect();
-            text += &format!("```{language}\n{}\n```\n\n", lines.join("\n"));
-        }
-    }
-    text
-}
-
 /// All commands without further commands below them, by name.
 fn leaves(command: &clap::Command, name: &str, found: &mut BTreeMap<String, clap::Command>) {
     let below: Vec<_> = command.get_subcommands().filter(|command| command.get_name() != "help").collect();
@@ -402,61 +359,29 @@ fn leaves(command: &clap::Command, name: &str, found: &mut BTreeMap<String, clap
     }
 }
 
-const HEADER: &str = "| flag | variable | default | meaning |\n|---|---|---|---|\n";
-
-/// `docs/reference/command-line.md`, of what clap knows.
-fn command_line() -> String {
+/// The table of commands in `docs/reference/command-line.md`, of what clap knows.
+fn table_of_commands() -> String {
     let mut whole = Cli::documented();
     whole.build();
     let mut commands = BTreeMap::new();
     leaves(&whole, "walrelay", &mut commands);
-    let flags = |command: &clap::Command| {
-        let own =
-            |argument: &&Arg| !["help", "version"].contains(&argument.get_id().as_str()) && !argument.is_hide_set();
-        command.get_arguments().filter(own).map(flag).collect::<Vec<_>>()
-    };
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for row in commands.values().flat_map(flags) {
-        *counts.entry(row).or_default() += 1;
-    }
-    let shared: BTreeSet<&String> =
-        counts.iter().filter(|(_, count)| **count >= SHARED_BY).map(|(row, _)| row).collect();
-    let mut page = format!(
-        "# Command line\n\nA test writes this page from the definition of the command line. `walrelay COMMAND --help` shows \
-         the same.\n[Configuration](configuration.md) has the settings that have no flag, and [exit codes](exit-codes.md) all \
-         codes.\n\n## Flags of several commands\n\n{HEADER}{}\n",
-        shared.iter().map(|row| row.as_str()).collect::<String>()
-    );
-    for (name, command) in &mut commands {
-        let usage = command.render_usage().to_string();
-        let usage = usage.trim_start_matches("Usage: ").trim();
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        page += &format!("## `{name}`\n\n{}.\n\n```text\n{usage}\n```\n\n", markdown(&about));
-        let (common, own): (Vec<_>, Vec<_>) = flags(command).into_iter().partition(|row| shared.contains(row));
-        if !own.is_empty() {
-            page += &format!("{HEADER}{}\n", own.concat());
-        }
-        // The long name, behind the short one.
-        let name_of = |row: &String| {
-            let name = row.split(" | ").next()?.rsplit('`').nth(1)?;
-            Some(format!("`{}`", name.split(' ').next()?))
-        };
-        let common: Vec<String> = common.iter().filter_map(name_of).collect();
-        if !common.is_empty() {
-            page += &format!("[Also](#flags-of-several-commands) {}.\n\n", common.join(", "));
-        }
-        page += &prose(&command.get_after_help().map(ToString::to_string).unwrap_or_default());
-    }
-    page.trim_end().to_owned() + "\n"
+    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+    let rows = commands.iter().map(|(name, command)| format!("| `{name}` | {} |\n", about(command)));
+    format!("| command | what it does |\n|---|---|\n{}", rows.collect::<String>())
 }
 
+/// Replaces the page's table by that of the program, in a copy.
 #[test]
 fn the_page_of_the_command_line_is_what_the_program_has() {
-    let (page, made) = ("docs/reference/command-line.md", Path::new(ROOT).join("target/command-line.md"));
-    let text = command_line();
-    if fs::read_to_string(Path::new(ROOT).join(page)).is_ok_and(|written| written == text) {
+    let page = "docs/reference/command-line.md";
+    let written = fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
+    let (before, table) = written.split_once("| command |").unwrap();
+    let after = table.split_once("\n\n").map_or("", |(_, after)| after);
+    let text = format!("{before}{}\n{after}", table_of_commands());
+    if text.trim_end() == written.trim_end() {
         return;
     }
+    let made = Path::new(ROOT).join("target/command-line.md");
     fs::write(&made, text).unwrap();
     panic!("{page} is out of date: cp {} {page}", made.display());
 }
