@@ -80,7 +80,7 @@ makes the page of what was measured before.
 Examples:
   make bench BENCH=drain ROUNDS=1
   make bench BENCH=latency OPTIONS='--contestants walrelay,connect-latency --seconds 10'
-  make bench BENCH=page OPTIONS='--page docs/reference'";
+  make bench BENCH=page OPTIONS='--page benches/results'";
 
 /// Of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
