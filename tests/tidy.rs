@@ -333,7 +333,7 @@ fn every_exit_code_is_documented() {
     }
     assert!(in_code.contains(&(14, "slot_unusable".to_owned())), "{in_code:?}");
 
-    let page = read("docs/reference/exit-codes.md");
+    let page = read("docs/how-to/runbook.md");
     let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells);
     let documented: BTreeSet<(u8, String)> =
         rows.filter_map(|row| Some((row[0].parse().ok()?, in_backticks(row[1])?.to_owned()))).collect();

@@ -134,7 +134,7 @@ fn yaml(value: &impl Serialize) -> Result<String, Error> {
     }
 }
 
-/// An error for programs. `kind` and `exit_code` are those of `docs/reference/exit-codes.md`.
+/// An error for programs. `kind` and `exit_code` are those of `docs/how-to/runbook.md`.
 #[derive(Debug, Serialize)]
 struct ErrorReport {
     kind: String,

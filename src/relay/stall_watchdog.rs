@@ -6,7 +6,7 @@
 //! The lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's
 //! queue when the loop does not. After a stop of the process, that thread runs as soon as any other.
 //!
-//! It is no fence: what librdkafka has handed to the operating system is on its way (docs/explanation/several-relays.md).
+//! It is no fence: what librdkafka has handed to the operating system is on its way (docs/explanation/delivery.md).
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -963,7 +963,7 @@ pub(crate) fn copy_fault(found: Option<&Slot>, slot: &SlotName) -> Option<Warnin
     let (text, remedy) = match found {
         None => (
             format!("this standby has no copy of slot {slot}"),
-            altered("sync_replication_slots", "on", "see docs/how-to/fail-over-to-a-standby.md for what else it needs"),
+            altered("sync_replication_slots", "on", "see docs/how-to/fail-over-and-restore.md for what else it needs"),
         ),
         Some(own) if own.synced != Some(true) => (
             format!("slot {slot} of this standby is its own and no copy, and keeps Postgres from making one"),

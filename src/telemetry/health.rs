@@ -130,7 +130,7 @@ pub(crate) fn wal_not_sent_fix() -> Remedy {
 
 /// The remedy for [`NotReady::OverBudget`].
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \
-     from Kafka: docs/explanation/retained-wal.md";
+     from Kafka: docs/explanation/recovery.md";
 
 /// What the relay has to do, as its loop sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

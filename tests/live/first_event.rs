@@ -1,5 +1,5 @@
-//! docs/tutorial/your-own-table.md, docs/how-to/install.md, docs/how-to/systemd.md, docs/how-to/runbook.md: the commands up
-//! to a relay that works, and those of README's first event, one block after the other.
+//! docs/tutorial/your-own-table.md, docs/how-to/install.md, docs/how-to/runbook.md: the commands up to a relay that works,
+//! and those of README's first event, one block after the other.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -213,9 +213,9 @@ fn the_set_up_of_a_host_leads_to_a_relay_of_the_unit_and_away() {
         grant create on database shop to relay",
     );
     let mut reader = Reader::with_a_host(&postgres, &kafka);
-    reader.follow("docs/how-to/install.md", "\n## Set up a relay\n", "\n## Container image\n");
-    reader.follow("docs/how-to/systemd.md", "\n## Other commands\n", "\n## A flag for one start\n");
-    reader.follow("docs/how-to/systemd.md", "\n## A flag for one start\n", "\nWith the chart for Kubernetes");
+    reader.follow("docs/how-to/install.md", "\n## Set up a relay\n", "\n## The unit\n");
+    reader.follow("docs/how-to/install.md", "\n### Other commands\n", "\n### A flag for one start\n");
+    reader.follow("docs/how-to/install.md", "\n### A flag for one start\n", "\nWith the chart for Kubernetes");
     reader.interrupt();
 
     reader.relay = Some(reader.start(&reader.of_unit("walrelay@.service"), "streaming"));

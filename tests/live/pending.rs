@@ -1,4 +1,4 @@
-//! docs/how-to/see-undelivered-events.md, P7: `walrelay pending` and `tail` show what a relay would publish, and consume nothing.
+//! docs/explanation/undeliverable-events.md, P7: `walrelay pending` and `tail` show what a relay would publish, and consume nothing.
 
 use serde_json::Value;
 

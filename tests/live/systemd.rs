@@ -1,4 +1,4 @@
-//! docs/how-to/systemd.md: what a relay tells systemd, which here is a socket of the test.
+//! docs/how-to/install.md: what a relay tells systemd, which here is a socket of the test.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;

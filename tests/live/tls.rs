@@ -14,7 +14,7 @@ use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-/// Exit codes of `docs/reference/exit-codes.md`.
+/// Exit codes of `docs/how-to/runbook.md`.
 const CONFIG: i32 = 2;
 const POSTGRES_REFUSED: i32 = 11;
 const KAFKA_REFUSED: i32 = 31;

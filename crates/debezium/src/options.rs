@@ -188,7 +188,7 @@ pub(crate) const OPTIONS: &[Row] = &[
         "none fail",
         MayDiffer,
         "by default an event that cannot be delivered stops the relay",
-        "see docs/how-to/stop-and-restart.md for how to pass one over",
+        "see docs/how-to/runbook.md for how to pass one over",
     ),
     unneeded(
         "slot.max.retries slot.retry.* errors.* retriable.restart.* sink.kafka.*",

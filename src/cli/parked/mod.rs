@@ -406,7 +406,7 @@ Examples:
   walrelay parked retry --config walrelay.toml --class too-large
   walrelay parked drop --config walrelay.toml 1017
 
-A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. docs/how-to/handle-undelivered-events.md describes both these and dead letters.
+A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. docs/explanation/undeliverable-events.md describes both these and dead letters.
 ";
 
 const LIST_HELP: &str = "\

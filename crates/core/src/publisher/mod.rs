@@ -84,7 +84,7 @@ impl Setup {
                 Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
             }
             OnError::DeadLetter => Remedy::from(
-                "then produce the dead letter to its topic with a tool of Kafka: see docs/how-to/handle-undelivered-events.md",
+                "then produce the dead letter to its topic with a tool of Kafka: see docs/explanation/undeliverable-events.md",
             ),
             OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
         };
