@@ -214,7 +214,6 @@ fn the_set_up_of_a_host_leads_to_a_relay_of_the_unit_and_away() {
     );
     let mut reader = Reader::with_a_host(&postgres, &kafka);
     reader.follow("docs/how-to/install.md", "\n## Set up a relay\n", "\n## The unit\n");
-    reader.follow("docs/how-to/install.md", "\n### Other commands\n", "\n### A flag for one start\n");
     reader.follow("docs/how-to/install.md", "\n### A flag for one start\n", "\nWith the chart for Kubernetes");
     reader.interrupt();
 
