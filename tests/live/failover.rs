@@ -127,6 +127,7 @@ fn follow(major: u32) {
     let log = relay.log();
     assert!(log.contains("streaming again"), "{log}");
     assert!(!log.contains("no longer in the database"), "the standby had everything:\n{log}");
+    assert!(!log.contains("reading_table"), "the standby had the slot:\n{log}");
     eprintln!("switch-over on {major}: {} copies", findings.duplicates);
     let repeated = repeated(&pair.world);
     assert!(repeated.iter().all(|lsn| *lsn >= stored), "stored up to {stored}, and sent again: {repeated:?}");

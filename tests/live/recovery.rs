@@ -431,6 +431,7 @@ fn a_promoted_standby_without_the_slot_is_recovered() {
     let findings = world.assert_all_delivered();
     eprintln!("{} copies", findings.duplicates);
     assert!(findings.duplicates <= 500, "more came again than what was written since the last pair");
+    assert!(relay.log().contains("reading_table"), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0));
 }
 
