@@ -163,9 +163,9 @@ impl Kind {
         matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
     }
 
-    /// The name, as `docs/reference/exit-codes.md`, errors in JSON and the metrics have it. Never renamed.
-    pub fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    /// The name, as `docs/how-to/runbook.md`, errors in JSON and the metrics have it. Never renamed.
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The class of an event that is given up, in dead letters, metrics and commands. Never renamed.
@@ -181,7 +181,7 @@ impl Kind {
         }
     }
 
-    /// The exit code. Part of the command line's contract: never renumbered. `docs/reference/exit-codes.md` lists them.
+    /// The exit code. Part of the command line's contract: never renumbered. `docs/how-to/runbook.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
             Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => 1,
