@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
@@ -150,7 +151,7 @@ impl PrivatePostgres {
     /// Appends lines to `postgresql.conf`.
     pub fn configure(&self, lines: &str) -> Result<()> {
         let path = self.data_dir().join("postgresql.conf");
-        let file = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        let file = OpenOptions::new().append(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path);
         file.and_then(|mut file| file.write_all(lines.as_bytes())).map_err(unusable)
     }
 
@@ -282,7 +283,7 @@ impl PrivatePostgres {
     fn log_files(&self) -> io::Result<(File, File)> {
         // The directory is of the server's user, who must not have root write to another file.
         let mut options = OpenOptions::new();
-        options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options.create(true).append(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let file = options.open(self.log_path())?;
         Ok((file.try_clone()?, file))
     }

@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use walrelay::demo::process::{memory_bytes, send_signal};
@@ -138,9 +139,9 @@ pub(crate) fn output_at_terminal(mut command: Command, answer: &str, deadline: D
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
     grantpt(&terminal).and_then(|()| unlockpt(&terminal)).expect("a terminal");
     let name = ptsname(&terminal, Vec::new()).expect("a terminal");
-    let side =
-        File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(OsStr::from_bytes(name.to_bytes()));
-    let side = side.expect("a terminal");
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(OFlags::NOCTTY.bits().cast_signed());
+    let side = options.open(OsStr::from_bytes(name.to_bytes())).expect("a terminal");
     let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&side, size).expect("a terminal");
     let mut terminal = File::from(terminal);
