@@ -13,6 +13,7 @@ pub(crate) mod otel;
 mod page;
 mod process;
 pub(crate) mod service_manager;
+pub(crate) mod trace;
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use failures::Failures;
 pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
-use otel::span::Spans;
+use otel::Spans;
 pub(crate) use page::Page;
 use tokio::sync::watch;
 

@@ -173,7 +173,9 @@ const HEADER: &str = "[route.headers]\ntraceparent = \"{traceparent}\"";
 fn a_collector_gets_a_span_per_batch_with_links() {
     let (collector, port) = Collector::listen(0);
     let (world, toml) = world(port, COLUMN);
-    let mut relay = world.run().config_file(&toml).option("--log", "trace").start();
+    let run = world.run().config_file(&toml).option("--log", "trace");
+    // The SDK reads it as well.
+    let mut relay = run.variable("OTEL_EXPORTER_OTLP_HEADERS", "other=of-variable").start();
     relay.wait_ready();
     emit(&world, 1..200);
     eventually("all events are in spans", ARRIVAL, || collector.events(), |events| *events == 199);
@@ -194,6 +196,8 @@ fn a_collector_gets_a_span_per_batch_with_links() {
     assert_eq!(relay.metric("walrelay_dropped_spans_total"), Some(0.0));
     assert!(collector.with(|received| received.heads.iter().all(|head| head.contains(&format!("api-key: {SECRET}")))));
     assert!(!relay.log().contains(SECRET), "a header is in the log");
+    let is_of_variable = |head: &String| head.contains("of-variable");
+    assert!(!collector.with(|received| received.heads.iter().any(is_of_variable)), "the key beats the variable");
 
     // What is delivered just before the end comes, too.
     emit(&world, 300..303);
