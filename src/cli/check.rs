@@ -1,20 +1,25 @@
-//! `walrelay config check`: the configuration against the database, and the route of one row. Kafka is not asked.
+//! `walrelay config check`: the part of the survey that needs no Kafka, and the route of one row.
 
 use clap::Args;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::config::{self, RunSettings};
-use crate::cli::output::{Outcome, Output, cell, error_lines, hex, labelled, note, print, print_report};
-use crate::cli::slot_watch::check_counts;
+use crate::cli::output::{Outcome, Output, cell, hex, labelled, note, print, print_report};
 use crate::cli::sql::is_about_value;
+use crate::cli::survey::{Asked, Check, Place, STATEMENT_LIMIT, Sampled, Survey, Values, WARNING, WRONG, readable};
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
 use crate::poll::{RestoredRows, as_streamed, restored_rows, table_facts};
+use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
+use walrelay_core::event::Shown as Id;
+use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
+use crate::postgres::quote::{quote_ident, quote_literal, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
+use walrelay_core::route::Record;
 use crate::sink::is_internal;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::sink::kafka::{fits_client, record_bytes};
@@ -29,8 +34,7 @@ use walrelay_core::catalog::{self, Table};
 use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
 use walrelay_core::decode::RelationColumn;
 use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::event::Shown as Id;
-use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::event::{Shown as Id, Place, Polled, Via};
 use walrelay_core::parked::Parking;
 use walrelay_core::position::Lsn;
 use walrelay_core::route::{Record, Router};
@@ -61,10 +65,10 @@ Examples:
     jq '.outboxes[].record.topic'
   walrelay config check --config walrelay.toml --offline
 
-The command checks table, publication and slot as `run` does, and prepares the SQL of outbox.pending, mark and order_by. It routes the newest row, or the row of --id, and shows the record. For that the role needs SELECT on the table, a right that `run` does not need. The command changes nothing and does not connect to Kafka. A missing publication or slot is no error. With --offline, or without a configured database, the command connects to nothing, and prints every setting with its origin.
+The command makes the checks of `doctor` that concern Postgres, as if `setup` had made what is missing. It routes the newest row, or the row of --id, and shows the record. For that the role needs SELECT on the table, a right that `run` does not need. The command changes nothing and does not connect to Kafka. --json prints the checks as those of `doctor`, and an object in `outboxes` for each outbox. With --offline, or without a configured database, the command connects to nothing, and prints every setting with its origin.
 
 Exit codes:
-  0   `run` accepts the configuration; the table may be empty
+  0   `run` accepts the configuration; there may be warnings, and the table may be empty
   2   the configuration is not valid, or no row has that id
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit for logical replication
@@ -75,11 +79,9 @@ Exit codes:
 
 const READING: &str = "reading a row";
 const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
-/// The search for the newest row of a large table may take long.
-pub(super) const LIMIT: &str = "set statement_timeout = '10s'";
-
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
-pub(crate) async fn check(args: &CheckArgs) -> Outcome {
+/// `complete` adds the typed flags to a suggested command.
+pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
     let (settings, config) = config::read_all(&args.settings, &args.settings.source.relay.common.file)?;
     if args.offline || !config.source.database.names_server {
         if args.output.is_data() || args.id.is_some() {
@@ -89,96 +91,51 @@ pub(crate) async fn check(args: &CheckArgs) -> Outcome {
         note(if args.offline { OFFLINE } else { "note: no database is configured, so nothing was connected to" });
         return print(&effective(&settings, &config));
     }
-    let source = &config.source;
-    let session = SqlSession::connect(&source.database, "walrelay config check").await?;
-    let mut named = config.clone();
-    let nameless = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await.err();
-    let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
-    let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let (warnings, fault) = match judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &named.outboxes) {
-        // A slot that does not exist has no warnings.
-        Ok(warnings) if facts.slot.is_some() => (warnings.iter().map(ToString::to_string).collect(), None),
-        Ok(_) => (Vec::new(), None),
-        Err(error) => (Vec::new(), Some(error)),
+    let mut survey = Survey::new(complete);
+    let Some(Place { session, facts }) = survey.look(&config, Asked::BeforeSetup).await else {
+        return Ok(survey.ended()?);
     };
-    let mut report = Report::new(source, &facts, fault.is_none(), warnings);
-    let (mut catalogs, mut without_id) = (facts.catalogs.iter(), Vec::new());
+    let (mut outboxes, mut without_id) = (Vec::new(), Vec::new());
+    let mut catalogs = facts.catalogs.iter();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
-            report.add(outbox, None, Found::no_row("none: messages have no rows"));
+            outboxes.push(Outbox::new(outbox, None, Found::no_row("none: messages have no rows")));
             continue;
         };
         let catalog = catalogs.next();
-        // A row needs a table and its columns.
-        if let Some(error) = fault.clone().filter(|_| !catalog.is_some_and(|catalog| readable(catalog, outbox))) {
-            return Err(error.into());
-        }
         let found = match row(&session, args, outbox, name, catalog, &config).await {
             // With several tables, one of them has the row with this id.
-            Err(error) if args.id.is_some() && tables.len() > 1 => {
+            Err(error) if args.id.is_some() && facts.catalogs.len() > 1 => {
                 without_id.push(error);
                 Found::no_row("none: the id is not in this table")
             }
             found => found?,
         };
-        report.add(outbox, catalog, found);
-        // A role that may not read the table is no error here.
-        if let Ok(facts) = table_facts(session.client(), outbox).await
-            && let Ok(Some(RestoredRows { cause, fix })) = restored_rows(&session, &facts).await
-        {
-            report.warnings.push(format!("{cause}; once `walrelay pending` counts no event: {fix}"));
-        }
+        judge(&found, name, config.delivery.on_error, &mut survey);
+        outboxes.push(Outbox::new(outbox, catalog, found));
     }
-    if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == tables.len()) {
+    if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == facts.catalogs.len()) {
         return Err(error.into());
     }
+    let report = Report::new(&config.source, &facts, &survey.checks, outboxes);
     print_report(args.output, &report, &report.text())?;
-    // The last error decides the exit code.
-    let upkeep = upkeep(&session, &named).await.err();
+    Ok(survey.ended()?)
+}
+
+/// Adds what becomes of the row.
+fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey<'_>) {
+    const CHECK: &str = "row";
+    if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| is_internal(&record.topic)) {
+        let found = format!(
+            "the row goes to {topic}, an internal topic of Kafka that rejects records: delivery.on_error decides what \
+             happens to the event"
+        );
+        survey.warning(CHECK, name, found, None);
+    }
     // With another on_error, run does not stop at such a row.
-    let stops = report.refused().filter(|_| config.delivery.on_error == OnError::Stop).cloned();
-    let mut errors: Vec<Error> = stops.chain(upkeep).chain(nameless).chain(fault).collect();
-    let Some(last) = errors.pop() else { return Ok(()) };
-    for error in &errors {
-        note(error_lines(error));
+    if let Some(error) = found.refused.as_ref().filter(|_| on_error == OnError::Stop) {
+        survey.wrong(CHECK, name, error);
     }
-    Err(last.into())
-}
-
-/// Prepares the SQL of the configuration, as `run` does.
-pub(super) async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
-    let has_sql = |outbox: &&OutboxConfig| {
-        let of = &outbox.upkeep;
-        of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
-    };
-    let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
-    for outbox in tables.clone().filter(has_sql) {
-        table_facts(session.client(), outbox).await?;
-    }
-    for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
-        check_counts(session, outbox).await?;
-    }
-    state::may_open(config, session.client()).await?;
-    // A check creates no table, and only prepares the statements.
-    let parking = match Parking::of(&config.delivery) {
-        Parking::On => Parking::IfTableExists,
-        parking @ (Parking::Off | Parking::IfTableExists) => parking,
-    };
-    Marker::with(config, parking, &DatabaseIdentity::of(session.client()).await?).await?;
-    none_left_behind(session.client(), config).await
-}
-
-/// Whether the table exists and has the columns of `outbox`.
-pub(super) fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
-    let table = catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
-    let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
-    outbox.columns.iter().all(has)
-}
-
-/// A column as the stream describes it, without a type if the column does not exist.
-pub(crate) fn described(name: &str, table: &Table) -> RelationColumn {
-    let unknown = || RelationColumn { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
-    table.column(name).map_or_else(unknown, as_streamed)
 }
 
 async fn row(
@@ -189,8 +146,9 @@ async fn row(
     catalog: Option<&Catalog>,
     config: &Config,
 ) -> Result<Found> {
-    let Some(table) = table::read(session.client(), name).await? else {
-        return Ok(Found::no_row("none: the table is empty"));
+    let is_readable = catalog.is_some_and(|catalog| readable(catalog, outbox));
+    let Some(table) = table::read(session.client(), name).await?.filter(|_| is_readable) else {
+        return Ok(Found::no_row("none: the table or a column is missing"));
     };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
     let sampled = Sampled { outbox, name, table: &table };
@@ -230,60 +188,12 @@ async fn row(
     Ok(found)
 }
 
-/// The table of which rows are read.
-pub(super) struct Sampled<'a> {
-    pub(super) outbox: &'a OutboxConfig,
-    pub(super) name: &'a TableName,
-    pub(super) table: &'a Table,
-}
-
-/// Values of an outbox's columns, in that order; `None` is NULL.
-type Values = Vec<Option<String>>;
-
-impl Sampled<'_> {
-    pub(super) fn select(&self) -> Result<String> {
-        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-        let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
-        Ok(format!("select {} from {rows}", columns.join(", ")))
-    }
-
-    /// The column whose largest value is the newest row's: a number, or a time.
-    pub(super) fn ordering(&self) -> Option<&catalog::Column> {
-        let id = self.table.column(&self.outbox.id).filter(|id| id.is_integer());
-        id.or_else(|| ordering(&self.table.columns))
-    }
-
-    /// Gives `take` the record of a row with these values of the outbox's columns.
-    /// Errors: [`Kind::Event`] for a row that `run` would not route.
-    pub(super) fn routed<T>(&self, values: &[Option<String>], take: impl FnOnce(&Record<'_>) -> T) -> Result<T> {
-        let Sampled { outbox, name, table } = self;
-        let columns = outbox.columns.iter().map(|name| described(name, table)).collect();
-        let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
-        let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
-        let mut polled = Polled::new(outbox, columns).map_err(bug)?;
-        let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
-        match polled.event(place, 0, texts) {
-            Err((place, fault)) => {
-                let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
-                Err(Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
-                    "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
-                )))
-            }
-            Ok(event) => match router.route(&event) {
-                Err(error) => Err(error.of_sample()),
-                Ok(routed) => Ok(routed.with_record(take)),
-            },
-        }
-    }
-}
-
 /// Reads the row with this id, or the newest, and tells why that one. The values have the text form that the stream would
 /// have: the simple protocol prints them with the output functions of their types, and a cast to text does not (`true` for
 /// `t`). Takes at most ten seconds for each of two attempts.
 /// Errors: [`Kind::PostgresRefused`] where the role may not read the table.
 async fn read(session: &SqlSession, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Option<(Values, String)>> {
-    session.run(READING, LIMIT).await?;
+    session.run(READING, STATEMENT_LIMIT).await?;
     let (select, name) = (sampled.select()?, sampled.name);
     let failed = |error: tokio_postgres::Error| fault::sql(While::Querying(READING), &error);
     let Some(id) = id else {
@@ -324,17 +234,17 @@ const SHOWN_CHARS_MAX: usize = 1_001;
 const WHEN_RELAYED: &str = "(known when the row is relayed)";
 
 /// The fields are the keys of `--json`.
-#[derive(Debug, Clone, Serialize)]
-struct Report {
+#[derive(Debug, Serialize)]
+struct Report<'a> {
     database: String,
     server_version: String,
     publication: String,
     publication_exists: bool,
     slot: String,
     slot_exists: bool,
-    /// Whether `run` would take server, publication, slot and table.
+    /// Whether `run` would take the configuration after `setup`.
     fit: bool,
-    warnings: Vec<String>,
+    checks: &'a [Check],
     outboxes: Vec<Outbox>,
 }
 
@@ -478,8 +388,8 @@ fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
     sql.chain(of.time.clone()).collect()
 }
 
-impl Report {
-    fn new(source: &SourceConfig, facts: &Facts, fit: bool, warnings: Vec<String>) -> Report {
+impl Report<'_> {
+    fn new<'a>(source: &SourceConfig, facts: &Facts, checks: &'a [Check], outboxes: Vec<Outbox>) -> Report<'a> {
         Report {
             database: source.database.describe(),
             server_version: facts.server.version.clone(),
@@ -487,42 +397,10 @@ impl Report {
             publication_exists: facts.publication().is_some(),
             slot: source.slot.to_string(),
             slot_exists: facts.slot.is_some(),
-            fit,
-            warnings,
-            outboxes: Vec::new(),
+            fit: checks.iter().all(|check| check.state != WRONG),
+            checks,
+            outboxes,
         }
-    }
-
-    fn add(&mut self, outbox: &OutboxConfig, catalog: Option<&Catalog>, found: Found) {
-        let table = catalog.and_then(|catalog| catalog.table.as_ref());
-        let columns: Vec<_> = table.into_iter().flat_map(|table| &table.columns).map(|column| &column.name).collect();
-        let (used, not_used): (Vec<_>, Vec<_>) = {
-            let by_upkeep = used_by_upkeep(outbox);
-            let is_used = |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
-            columns.into_iter().cloned().partition(is_used)
-        };
-        // In the order in which they are read, and then in that of the table.
-        let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
-        if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| is_internal(&record.topic)) {
-            self.warnings.push(format!(
-                "the row goes to {topic}, an internal topic of Kafka that rejects records: delivery.on_error decides what happens to the event"
-            ));
-        }
-        let (table, message_prefix) = match &outbox.source {
-            EventSource::Table(table) => (Some(table.to_string()), None),
-            EventSource::Messages(prefix) => (None, Some(prefix.clone())),
-        };
-        self.outboxes.push(Outbox {
-            table,
-            message_prefix,
-            columns_used: outbox.columns.iter().cloned().chain(more).collect(),
-            columns_not_used: not_used,
-            found,
-        });
-    }
-
-    fn refused(&self) -> impl Iterator<Item = &Error> {
-        self.outboxes.iter().filter_map(|outbox| outbox.found.refused.as_ref())
     }
 
     fn text(&self) -> String {
@@ -537,13 +415,32 @@ impl Report {
             ("publication", there(&self.publication, self.publication_exists)),
             ("slot", there(&self.slot, self.slot_exists)),
         ];
-        lines.extend(self.warnings.iter().map(|warning| ("warning", warning.clone())));
+        for Check { found, fix, .. } in self.checks.iter().filter(|check| check.state == WARNING) {
+            lines.push(("warning", found.clone()));
+            lines.extend(fix.iter().flat_map(|fix| fix.lines()).map(|line| ("  fix", line.to_owned())));
+        }
         let lines = lines.into_iter().map(|(label, text)| (label.to_owned(), text));
         labelled(lines.chain(self.outboxes.iter().flat_map(Outbox::lines)))
     }
 }
 
 impl Outbox {
+    fn new(outbox: &OutboxConfig, catalog: Option<&Catalog>, found: Found) -> Outbox {
+        let table = catalog.and_then(|catalog| catalog.table.as_ref());
+        let columns = table.into_iter().flat_map(|table| &table.columns).map(|column| column.name.clone());
+        let by_upkeep = used_by_upkeep(outbox);
+        let is_used = |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
+        let (used, not_used): (Vec<_>, Vec<_>) = columns.partition(is_used);
+        // In the order in which they are read, and then in that of the table.
+        let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
+        let (table, message_prefix) = match &outbox.source {
+            EventSource::Table(table) => (Some(table.to_string()), None),
+            EventSource::Messages(prefix) => (None, Some(prefix.clone())),
+        };
+        let columns_used = outbox.columns.iter().cloned().chain(more).collect();
+        Outbox { table, message_prefix, columns_used, columns_not_used: not_used, found }
+    }
+
     fn lines(&self) -> impl Iterator<Item = (String, String)> {
         let listed = |columns: &[String]| if columns.is_empty() { "none".to_owned() } else { columns.join(", ") };
         let mut lines = match (&self.table, &self.message_prefix) {
@@ -569,45 +466,15 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use walrelay_core::catalog::Column;
-
-    fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
-        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
-        Table { kind: kind.to_owned(), columns, ..Table::default() }
-    }
-
-    #[test]
-    fn the_newest_row_has_the_largest_number_or_the_latest_time() {
-        let (outbox, name) = (OutboxConfig::default(), TableName::debezium());
-        for (columns, expected) in [
-            (&[("id", "int8"), ("created_at", "timestamptz")][..], Some("id")),
-            (&[("id", "uuid"), ("created_at", "timestamp")], Some("created_at")),
-            (&[("id", "uuid")], None),
-        ] {
-            let table = table("r", columns);
-            let sampled = Sampled { outbox: &outbox, name: &name, table: &table };
-            assert_eq!(sampled.ordering().map(|column| column.name.as_str()), expected);
-        }
-    }
-
-    #[test]
-    fn the_select_quotes_names_and_excludes_rows_of_inheriting_tables() {
-        let name: TableName = r#""My ""S"".t""#.parse().unwrap();
-        let outbox = OutboxConfig { columns: vec!["a\"b".to_owned(), "c".to_owned()], ..OutboxConfig::default() };
-        let select = |kind: &str| Sampled { outbox: &outbox, name: &name, table: &table(kind, &[]) }.select().unwrap();
-        assert_eq!(select("r"), r#"select "a""b", "c" from only "public"."My ""S"".t""#);
-        assert_eq!(select("p"), r#"select "a""b", "c" from "public"."My ""S"".t""#);
-    }
-
     use crate::config::layers::{Flags, Settings};
     use crate::source::catalog;
     use crate::source::preflight::Server;
 
-    fn report(found: Found, fit: bool) -> Report {
-        report_of(&OutboxConfig::default(), found, fit)
+    fn report(found: Found) -> Report<'static> {
+        report_of(&OutboxConfig::default(), found, &[])
     }
 
-    fn report_of(outbox: &OutboxConfig, found: Found, fit: bool) -> Report {
+    fn report_of<'a>(outbox: &OutboxConfig, found: Found, checks: &'a [Check]) -> Report<'a> {
         let given = [("slot.name", "orders"), ("database.url", "postgres://relay@db/shop")];
         let flags: Flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
         let source = Settings::new(&flags, &Default::default(), None).unwrap().source().unwrap();
@@ -621,9 +488,8 @@ mod tests {
             ..catalog::PublishedTable::default()
         });
         facts.catalogs = vec![Catalog { table, ..Catalog::default() }];
-        let mut report = Report::new(&source, &facts, fit, vec!["a warning".to_owned()]);
-        report.add(outbox, facts.catalogs.first(), found);
-        report
+        let outboxes = vec![Outbox::new(outbox, facts.catalogs.first(), found)];
+        Report::new(&source, &facts, checks, outboxes)
     }
 
     fn record(value: Option<&[u8]>, with_body: bool) -> Shown {
@@ -643,7 +509,7 @@ mod tests {
     fn a_column_that_pending_names_is_reported_as_used() {
         let mut outbox = OutboxConfig::default();
         outbox.upkeep.pending = Some("Type = 'no_column'".to_owned());
-        let report = report_of(&outbox, Found::default(), true);
+        let report = report_of(&outbox, Found::default(), &[]);
         assert!(
             report.text().contains("used         id, aggregatetype, aggregateid, payload, type\n"),
             "{}",
@@ -654,11 +520,16 @@ mod tests {
 
     #[test]
     fn the_report_shows_the_record_of_a_row_in_aligned_columns() {
-        insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @r#"
+        let mut survey = Survey::new(&|next| next);
+        survey.warning("recovery", "", "a warning", Some("create index;\nanalyze".into()));
+        let found = row(record(Some(b"{\"a\":\n 1}"), true));
+        insta::assert_snapshot!(report_of(&OutboxConfig::default(), found, &survey.checks).text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
         publication  walrelay_orders is not there yet: walrelay setup creates it
         slot         orders is not there yet: walrelay setup creates it
         warning      a warning
+          fix        create index;
+          fix        analyze
         table        public.outbox
         used         id, aggregatetype, aggregateid, payload
         not used     type
@@ -687,13 +558,10 @@ mod tests {
 
     #[test]
     fn each_outbox_has_its_own_row_in_the_report_and_messages_have_none() {
-        let mut report = report(row(record(None, true)), true);
+        let mut report = report(row(record(None, true)));
         let source = EventSource::Messages("shop".to_owned());
-        report.add(
-            &OutboxConfig { source, ..OutboxConfig::default() },
-            None,
-            Found::no_row("none: messages have no rows"),
-        );
+        let outbox = OutboxConfig { source, ..OutboxConfig::default() };
+        report.outboxes.push(Outbox::new(&outbox, None, Found::no_row("none: messages have no rows")));
         let text = report.text();
         let last: Vec<&str> = text.lines().rev().take(3).collect();
         assert_eq!(
@@ -711,14 +579,14 @@ mod tests {
     #[test]
     fn the_json_has_the_whole_body_and_no_value_for_the_position_header() {
         let long = "x".repeat(3_000);
-        let json = serde_json::to_value(report(row(record(Some(long.as_bytes()), true)), true)).unwrap();
+        let json = serde_json::to_value(report(row(record(Some(long.as_bytes()), true)))).unwrap();
         assert_eq!(json["outboxes"][0]["record"]["body"]["text"], long);
         assert_eq!(json["outboxes"][0]["record"]["headers"][2]["known_when_relayed"], true);
         assert_eq!(
             (json["outboxes"][0]["record"]["topic"].as_str(), json["slot_exists"].as_bool()),
             (Some("orders"), Some(false))
         );
-        let without = serde_json::to_value(report(row(record(Some(b"canary"), false)), true)).unwrap();
+        let without = serde_json::to_value(report(row(record(Some(b"canary"), false)))).unwrap();
         assert!(!without.to_string().contains("canary") && without["outboxes"][0]["record"]["body_bytes"] == 6);
     }
 }

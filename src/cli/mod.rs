@@ -41,6 +41,7 @@ mod slot_watch;
 mod sql;
 mod status;
 mod steps;
+mod survey;
 mod tail;
 mod teardown;
 mod verify;
@@ -358,7 +359,7 @@ async fn done(command: &Command, complete: &dyn Fn(NextCommand) -> NextCommand) 
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::Parked(command) => Box::pin(command.run()).await,
-        Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
+        Command::Config(ConfigCommand::Check(args)) => Box::pin(check::check(args, complete)).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         #[cfg(feature = "debezium")]
         Command::Config(ConfigCommand::Import(args)) => import::import(args).await,

@@ -1,8 +1,13 @@
 //! The rows, read in one transaction a page at a time, each routed as the relay routes it.
 
-use crate::cli::check::described;
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, is_about_value};
+use crate::cli::survey::described;
+use walrelay_core::config::{OutboxConfig, TableName, ValueConfig};
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::position::Lsn;
+use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;

@@ -36,6 +36,11 @@ fn config_check_accepts_an_empty_table_before_setup() {
         said.contains("not there yet: walrelay setup creates it") && said.contains("not used     type\n"),
         "{said}"
     );
+    // A check of doctor, with what mends it.
+    assert!(
+        said.contains("no column gives their order") && said.contains("\n  fix        set outbox.order_by"),
+        "{said}"
+    );
 }
 
 #[test]

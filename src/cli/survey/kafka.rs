@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Report;
+use super::Survey;
 use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, tool_placeholders};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
@@ -38,30 +38,30 @@ impl Purpose {
     }
 }
 
-/// Adds the checks of Kafka to `report`, for the topics that were seen in Postgres and those of the configuration. Gives the
+/// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the configuration. Gives the
 /// id of the cluster, if a broker tells.
-pub(super) async fn look(config: &Config, seen: &Seen, report: &mut Report<'_>) -> Option<String> {
+pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
     if config.sink != SinkKind::Kafka {
-        report.ok("kafka", "", "not asked: sink.kind is not kafka");
+        survey.ok("kafka", "", "not asked: sink.kind is not kafka");
         return None;
     }
     let answer = match answering(&config.kafka).await {
         Ok(answer) => answer,
         Err(error) => {
-            report.wrong("kafka", &config.kafka.brokers, &error);
+            survey.wrong("kafka", &config.kafka.brokers, &error);
             return None;
         }
     };
     let brokers = counted(answer.brokers.len() as u64, "broker");
     let of = answer.cluster_id.iter().map(|id| format!(" of cluster {id}")).collect::<String>();
-    report.ok("kafka", &config.kafka.brokers, format!("answers, with {brokers}{of}"));
+    survey.ok("kafka", &config.kafka.brokers, format!("answers, with {brokers}{of}"));
     let broker = answer.brokers.first().copied().unwrap_or_default();
-    described(config, seen, broker, report).await;
+    described(config, seen, broker, survey).await;
     answer.cluster_id
 }
 
 /// Adds the checks of what this broker tells.
-async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Report<'_>) {
+async fn described(config: &Config, seen: &Seen, broker: i32, survey: &mut Survey<'_>) {
     let mut topics: Vec<_> = seen.topics.keys().map(|name| (Purpose::Events, name)).collect();
     if config.delivery.on_error == OnError::DeadLetter {
         topics.push((Purpose::DeadLetters, &config.delivery.dead_letter_topic));
@@ -73,20 +73,20 @@ async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Repor
     let kafka = config.kafka.clone();
     let cluster = match blocking(move || Cluster::read(&kafka, broker, &names)).await {
         Ok(cluster) => cluster,
-        Err(error) => return report.wrong("topic", "", &error),
+        Err(error) => return survey.wrong("topic", "", &error),
     };
-    report.ok("kafka-version", "", &cluster.versions);
+    survey.ok("kafka-version", "", &cluster.versions);
     for (found, (purpose, name)) in cluster.topics.iter().zip(topics) {
         match found {
             Topic::Exists(found) => {
-                exists(config, found, purpose, name, report);
+                exists(config, found, purpose, name, survey);
                 if let Some(Some(largest)) = seen.topics.get(name) {
-                    record_size(config, found, name, largest, report);
-                    record_time(config, found, name, largest, report);
+                    record_size(config, found, name, largest, survey);
+                    record_time(config, found, name, largest, survey);
                 }
             }
-            Topic::Missing(creation) => missing(cluster.creates_topics, creation, purpose, name, report),
-            Topic::Refused(error) => report.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
+            Topic::Missing(creation) => missing(cluster.creates_topics, creation, purpose, name, survey),
+            Topic::Refused(error) => survey.wrong("topic-rights", name, &purpose.refused(error.clone(), name)),
         }
     }
     if let Some((of, system)) = config.delivery.transactions().zip(seen.system_identifier.as_ref()) {
@@ -94,12 +94,12 @@ async fn described(config: &Config, seen: &Seen, broker: i32, report: &mut Repor
         // No request asks for the right without fencing the relay that uses the id.
         let list = addressed(&format!("kafka-acls --bootstrap-server … --list --transactional-id {id}"), &config.kafka);
         let found = format!("its ACLs were not asked: {list}");
-        report.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
+        survey.judged("transactional-id", &id, cluster.allows_transaction(of.timeout), &found);
     }
 }
 
 /// `fix` with the brokers and the user of `config` in commands of Kafka's tools.
-pub(super) fn addressed(fix: &str, config: &KafkaConfig) -> String {
+pub(in crate::cli) fn addressed(fix: &str, config: &KafkaConfig) -> String {
     Given { config: None, placeholders: tool_placeholders(config) }.filled(fix)
 }
 
@@ -125,38 +125,38 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 }
 
 /// A topic that does not exist is no fault where somebody creates it.
-fn missing(by_brokers: Option<bool>, creation: &Result<()>, of: Purpose, topic: &str, report: &mut Report<'_>) {
+fn missing(by_brokers: Option<bool>, creation: &Result<()>, of: Purpose, topic: &str, survey: &mut Survey<'_>) {
     const CHECK: &str = "topic";
     let error = no_topic(topic);
     match (creation, by_brokers, of) {
-        (Ok(()), _, Purpose::Position) => report.ok(CHECK, topic, "does not exist; the relay creates it at its start"),
-        (Err(error), _, Purpose::Position) => report.wrong(CHECK, topic, error),
+        (Ok(()), _, Purpose::Position) => survey.ok(CHECK, topic, "does not exist; the relay creates it at its start"),
+        (Err(error), _, Purpose::Position) => survey.wrong(CHECK, topic, error),
         (Ok(()), Some(true), _) => {
-            report.ok(CHECK, topic, "does not exist; the brokers create it with the first record")
+            survey.ok(CHECK, topic, "does not exist; the brokers create it with the first record")
         }
         (Ok(()), None, _) => {
-            report.risk(CHECK, topic, &error.because("this user may not see whether the brokers create topics"));
+            survey.risk(CHECK, topic, &error.because("this user may not see whether the brokers create topics"));
         }
-        (.., Purpose::DeadLetters) => report.wrong(CHECK, topic, &error.because(no_dead_letters(topic))),
-        (.., Purpose::Events) => report.wrong(CHECK, topic, &error),
+        (.., Purpose::DeadLetters) => survey.wrong(CHECK, topic, &error.because(no_dead_letters(topic))),
+        (.., Purpose::Events) => survey.wrong(CHECK, topic, &error),
     }
 }
 
-fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report: &mut Report<'_>) {
+fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey: &mut Survey<'_>) {
     const RIGHTS: &str = "topic-rights";
     let reads_tails = config.delivery.read_tails == ReadTails::AtStart && config.delivery.transactions().is_none();
     let [partitions, replicas] =
         [(found.partitions, "partition"), (found.replicas, "replica")].map(|(count, what)| counted(count as u64, what));
-    report.ok("topic", name, format!("{partitions}, {replicas} each"));
+    survey.ok("topic", name, format!("{partitions}, {replicas} each"));
     if found.leaderless > 0 {
         let text =
             format!("{} of {partitions} without a leader: a broker is away, or its disk failed", found.leaderless);
-        report.wrong("topic", name, &Error::new(Kind::KafkaUnreachable, text).remedy(STALLED_FIX));
+        survey.wrong("topic", name, &Error::new(Kind::KafkaUnreachable, text).remedy(STALLED_FIX));
     }
     if of == Purpose::Position
         && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())
     {
-        report.wrong("topic", name, &error);
+        survey.wrong("topic", name, &error);
     }
     if let Some(min) = found.in_sync_min.filter(|min| *min > found.replicas) {
         let text = format!(
@@ -166,7 +166,7 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
         let setting = format!("--add-config min.insync.replicas={}", found.replicas);
         let fix =
             format!("kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {name} {setting}");
-        report.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
+        survey.warning("topic", name, text, Some(format!("add replicas, or: {fix}").into()));
     }
     if let [first, ..] = found.unsafe_settings.as_slice() {
         let text = format!("{}: an acked record can be lost with one broker", found.unsafe_settings.join(", "));
@@ -177,21 +177,21 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, report:
         };
         let alter = format!("--alter --entity-type topics --entity-name {name} --add-config {safer}");
         let fix = format!("kafka-configs --bootstrap-server … {alter}");
-        report.warning("topic-safety", name, text, Some(fix.into()));
+        survey.warning("topic-safety", name, text, Some(fix.into()));
     }
     match (found.may_write, found.may_read) {
-        (true, false) if of == Purpose::Position => report.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
-        (false, _) => report.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
+        (true, false) if of == Purpose::Position => survey.wrong(RIGHTS, name, &refused(may_not_read(name), name)),
+        (false, _) => survey.wrong(RIGHTS, name, &of.refused(may_not_write(name), name)),
         (true, false) if of == Purpose::Events && reads_tails => {
             let why = "after a crash, events that were published before come again";
-            report.risk(RIGHTS, name, &may_not_read(name).because(why));
+            survey.risk(RIGHTS, name, &may_not_read(name).because(why));
         }
-        (true, _) => report.ok(RIGHTS, name, "the relay may do what it does with the topic"),
+        (true, _) => survey.ok(RIGHTS, name, "the relay may do what it does with the topic"),
     }
 }
 
 /// The largest record, of this row, against the limits of librdkafka and of the topic.
-fn record_size(config: &Config, found: &Description, name: &str, largest: &Largest, report: &mut Report<'_>) {
+fn record_size(config: &Config, found: &Description, name: &str, largest: &Largest, survey: &mut Survey<'_>) {
     const CHECK: &str = "record-size";
     let Largest { bytes, row, .. } = largest;
     let bytes = *bytes;
@@ -203,25 +203,25 @@ fn record_size(config: &Config, found: &Description, name: &str, largest: &Large
     let given = codecs.iter().find_map(|codec| config.kafka.properties.get(*codec));
     match by_client.and_then(|()| found.takes(name, bytes)).map_err(|error| error.of_row(row)) {
         Err(error) if given.is_some_and(|codec| codec.expose() != "none") => {
-            report.risk(CHECK, name, &error.because("unless compression makes it smaller"));
+            survey.risk(CHECK, name, &error.because("unless compression makes it smaller"));
         }
-        judged => report.judged(CHECK, name, judged, &fits),
+        judged => survey.judged(CHECK, name, judged, &fits),
     }
 }
 
 /// The time of the same record, where a column says it, against the times that the topic takes.
-fn record_time(config: &Config, found: &Description, name: &str, largest: &Largest, report: &mut Report<'_>) {
+fn record_time(config: &Config, found: &Description, name: &str, largest: &Largest, survey: &mut Survey<'_>) {
     const CHECK: &str = "record-time";
     let Some(time_ms) = largest.time_ms else { return };
     let now_ms = now_us() / 1_000;
     if !found.times.take(time_ms, now_ms) {
         let error = takes_no_time(name, time_ms, &config.kafka).of_row(&largest.row);
         // An old row may have been published when it was new.
-        return if time_ms > now_ms { report.wrong(CHECK, name, &error) } else { report.risk(CHECK, name, &error) };
+        return if time_ms > now_ms { survey.wrong(CHECK, name, &error) } else { survey.risk(CHECK, name, &error) };
     }
     let is_expired = found.times.is_expired(time_ms, now_ms);
     let expires = if is_expired { "; it is older than retention.ms: Kafka deletes such a record soon" } else { "" };
-    report.ok(CHECK, name, format!("the topic takes the time of row {}{expires}", largest.row));
+    survey.ok(CHECK, name, format!("the topic takes the time of row {}{expires}", largest.row));
 }
 
 #[cfg(test)]

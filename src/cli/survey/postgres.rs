@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use tokio_postgres::error::SqlState;
 
-use super::Report;
-use crate::cli::check::{LIMIT, Sampled, readable, upkeep};
+use super::sample::{LIMIT, Sampled, readable};
+use super::{Asked, Survey};
 use crate::cli::output::counted;
 use crate::cli::setup::plan::{Capacity, without_transaction};
+use crate::cli::slot_watch::check_counts;
 use crate::cli::sql::ClockDifference;
 use crate::cli::status::NO_RELAY;
 use crate::config::{Config, SourceConfig};
@@ -18,18 +19,23 @@ use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
 use crate::relay::{RetentionLimit, can_be_read, makes_slot, polls_because, start_from};
 use crate::sink::kafka::record_bytes;
-use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows, survey};
+use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows};
 use crate::source::row_key;
 use crate::state;
-use crate::upkeep::owners;
+use crate::upkeep::{owners, DatabaseIdentity, Marker};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OnError, OutboxConfig};
 use walrelay_core::error::{Error, NextCommand, Remedy, Result};
 use walrelay_core::route::Record;
+use crate::upkeep::parked::none_left_behind;
+use walrelay_core::parked::Parking;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;
 const TOPICS_MAX: usize = 100;
+
+/// What `pg_stat_activity` shows of a survey.
+const PROGRAM: &str = "walrelay doctor";
 
 /// What Postgres says about Kafka.
 #[derive(Debug, Default)]
@@ -51,23 +57,23 @@ pub(super) struct Largest {
 }
 
 #[derive(Debug)]
-pub(super) struct Place {
-    session: SqlSession,
-    facts: Facts,
+pub(in crate::cli) struct Place {
+    pub(in crate::cli) session: SqlSession,
+    pub(in crate::cli) facts: Facts,
 }
 
-/// Adds the checks of Postgres to `report`. What an earlier fault leaves open is left out.
-pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
+/// Adds the checks of Postgres to `survey`. What an earlier fault leaves open is left out.
+pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>) -> Seen {
     let mut seen = Seen::default();
     // Without columns, a template names its topic.
     let templates =
         config.outboxes.iter().map(|outbox| &outbox.route.topic).filter(|topic| topic.columns().next().is_none());
     seen.topics.extend(templates.map(|topic| (topic.source().to_owned(), None)));
     let (source, address) = (&config.source, config.source.database.describe());
-    let session = match SqlSession::connect(&source.database, "walrelay doctor").await {
+    let session = match SqlSession::connect(&source.database, PROGRAM).await {
         Ok(session) => session,
         Err(error) => {
-            report.wrong("postgres", &address, &error);
+            survey.wrong("postgres", &address, &error);
             return seen;
         }
     };
@@ -76,67 +82,92 @@ pub(super) async fn look(config: &Config, report: &mut Report<'_>) -> Seen {
     let facts = match inspect(session.client(), &source.slot, &source.publication, &named.outboxes).await {
         Ok(facts) => facts,
         Err(error) => {
-            report.wrong("server", "", &error);
+            survey.wrong("server", "", &error);
             return seen;
         }
     };
-    report.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
+    survey.ok("postgres", &address, format!("PostgreSQL {}", facts.server.version));
     let mut upkeep_is_open = found.is_ok();
     if let Err(error) = found {
-        report.wrong("row-key", "", &error);
+        survey.wrong("row-key", "", &error);
     }
     let polls = polls_because(source, &facts);
     match &polls {
         // A poller needs neither slot nor publication. On a standby it waits, too.
-        Some(why) if !facts.server.in_recovery => polled(report, &named, &facts, why),
-        Some(_) => report.judged("server", "", judge_server(&facts.server), ""),
+        Some(why) if !facts.server.in_recovery => polled(survey, &named, &facts, why),
+        Some(_) => survey.judged("server", "", judge_server(&facts.server), ""),
         None => {
-            streamed(report, &named, &facts);
+            streamed(survey, &named, &facts, asked);
             // The relay would make the slot.
             if facts.slot.is_none()
+                && asked == Asked::Both
                 && let Ok(capacity) = Capacity::read(session.client(), "").await
             {
-                capacity.full().for_each(|error| report.wrong("server", "", &error));
+                capacity.full().for_each(|error| survey.wrong("server", "", &error));
             }
         }
     }
-    copies(report, config, &facts).await;
-    clock(report, &session).await;
+    copies(survey, config, &facts).await;
+    clock(survey, &session).await;
     let tables = named.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)));
     for ((outbox, name), catalog) in tables.zip(&facts.catalogs) {
         let is_readable = readable(catalog, outbox);
         upkeep_is_open &= is_readable;
         // Where the relay streams, the check of the table has told what is missing.
         if is_readable || polls.is_some() {
-            recovery(report, &session, &named, outbox, polls.is_some()).await;
+            recovery(survey, &session, &named, outbox, polls.is_some()).await;
         }
         let Ok(Some(table)) = table::read(session.client(), name).await else { continue };
-        if is_readable {
+        // They tell what Kafka is asked.
+        if is_readable && asked == Asked::Both {
             let sampled = Sampled { outbox, name, table: &table };
-            rows(report, &session, &sampled, config.delivery.on_error, &mut seen).await;
+            rows(survey, &session, &sampled, config.delivery.on_error, &mut seen).await;
         }
     }
     if upkeep_is_open {
         let fits = "the role may do what is configured for rows and parked events";
-        report.judged("upkeep", "", upkeep(&session, &named).await, fits);
+        survey.judged("upkeep", "", upkeep(&session, &named).await, fits);
     }
-    owned(report, &session, &named).await;
+    owned(survey, &session, &named).await;
     seen.system_identifier.clone_from(&facts.system_identifier);
     seen.place = Some(Place { session, facts });
     seen
 }
 
+/// Prepares the SQL of the configuration, as `run` does.
+async fn upkeep(session: &SqlSession, config: &Config) -> Result<()> {
+    let has_sql = |outbox: &&OutboxConfig| {
+        let of = &outbox.upkeep;
+        of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
+    };
+    let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    for outbox in tables.clone().filter(has_sql) {
+        table_facts(session.client(), outbox).await?;
+    }
+    for outbox in tables.filter(|outbox| outbox.upkeep.failed.is_some()) {
+        check_counts(session, outbox).await?;
+    }
+    state::may_open(config, session.client()).await?;
+    // A check creates no table, and only prepares the statements.
+    let parking = match Parking::of(&config.delivery) {
+        Parking::On => Parking::IfTableExists,
+        parking @ (Parking::Off | Parking::IfTableExists) => parking,
+    };
+    Marker::with(config, parking, &DatabaseIdentity::of(session.client()).await?).await?;
+    none_left_behind(session.client(), config).await
+}
+
 /// Whether code of others runs in the sessions that write.
-async fn owned(report: &mut Report<'_>, session: &SqlSession, config: &Config) {
+async fn owned(survey: &mut Survey<'_>, session: &SqlSession, config: &Config) {
     const CHECK: &str = "owners";
     match owners::risks(session.client(), config).await {
-        Ok(risks) => risks.iter().for_each(|risk| report.risk(CHECK, "", risk)),
-        Err(error) => report.risk(CHECK, "", &error),
+        Ok(risks) => risks.iter().for_each(|risk| survey.risk(CHECK, "", risk)),
+        Err(error) => survey.risk(CHECK, "", &error),
     }
 }
 
 /// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.
-pub(super) async fn position(config: &Config, place: &Place, kafka_cluster: Option<String>, report: &mut Report<'_>) {
+pub(super) async fn position(config: &Config, place: &Place, kafka_cluster: Option<String>, survey: &mut Survey<'_>) {
     const CHECK: &str = "position";
     let subject = config.source.slot.to_string();
     let found = async {
@@ -145,24 +176,26 @@ pub(super) async fn position(config: &Config, place: &Place, kafka_cluster: Opti
     };
     match found.await {
         // Perhaps a relay has the last connection for replication.
-        Err(error) if !error.kind().halts() => report.risk(CHECK, subject, &error.about("the position is not known")),
+        Err(error) if !error.kind().halts() => survey.risk(CHECK, subject, &error.about("the position is not known")),
         found => {
-            report.finding(Finding { check: CHECK, subject, found }, "it belongs to this server, slot and cluster")
+            survey.finding(Finding { check: CHECK, subject, found }, "it belongs to this server, slot and cluster")
         }
     }
 }
 
-fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
+fn streamed(survey: &mut Survey<'_>, config: &Config, facts: &Facts, asked: Asked) {
     let source = &config.source;
-    let (slot, retained) = facts.slot.as_ref().map(|slot| described(slot, facts)).unwrap_or_default();
-    for finding in survey(facts, &source.slot, &source.publication, &config.outboxes) {
+    let (slot, retained) = facts.slot.as_ref().map(|slot| described_slot(slot, facts)).unwrap_or_default();
+    let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let judged = if asked == Asked::BeforeSetup { &facts.as_set_up(&tables) } else { facts };
+    for finding in preflight::survey(judged, &source.slot, &source.publication, &config.outboxes) {
         if let ("slot", Err(error)) = (finding.check, &finding.found)
             && makes_slot(config, facts)
         {
             let run = NextCommand::new("run").option("slot", &source.slot);
             let makes = Remedy::from("check the name; `").and(run).and("` makes the slot");
             let error = error.clone();
-            report.risk("slot", finding.subject, &if facts.slot.is_some() { error } else { error.remedy(makes) });
+            survey.risk("slot", finding.subject, &if facts.slot.is_some() { error } else { error.remedy(makes) });
             continue;
         }
         let fits = match finding.check {
@@ -173,40 +206,40 @@ fn streamed(report: &mut Report<'_>, config: &Config, facts: &Facts) {
             "table" => "every row is in the stream",
             _ => "no risk",
         };
-        report.finding(finding, fits);
+        survey.finding(finding, fits);
     }
     match facts.synchronous.names_relay(&source.slot) {
-        true => report.wrong("synchronous", &source.slot, &facts.synchronous.fault(&source.slot)),
-        false => report.ok("synchronous", &source.slot, "no commit waits for the relay"),
+        true => survey.wrong("synchronous", &source.slot, &facts.synchronous.fault(&source.slot)),
+        false => survey.ok("synchronous", &source.slot, "no commit waits for the relay"),
     }
     if let (_, Some(news)) = RetentionLimit::new(source).judge(retained) {
         let fix = Remedy::from("see what holds the slot back: ").and(NextCommand::new("status"));
-        report.warning("wal-retention", &source.slot, news, Some(fix));
+        survey.warning("wal-retention", &source.slot, news, Some(fix));
     }
 }
 
-fn polled(report: &mut Report<'_>, config: &Config, facts: &Facts, why: &str) {
-    report.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
+fn polled(survey: &mut Survey<'_>, config: &Config, facts: &Facts, why: &str) {
+    survey.ok("server", "", format!("the relay polls the table, without a slot: {why}"));
     let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
     for (name, catalog) in tables.zip(&facts.catalogs) {
         if let Some(table) = &catalog.table {
-            report.judged("table", name, keeps_rows(name, table), "every row is in it");
+            survey.judged("table", name, keeps_rows(name, table), "every row is in it");
         }
     }
 }
 
-async fn clock(report: &mut Report<'_>, session: &SqlSession) {
+async fn clock(survey: &mut Survey<'_>, session: &SqlSession) {
     match ClockDifference::read(session).await {
         Ok(difference) => match difference.fault() {
-            None => report.ok("clock", "", difference),
-            Some(fault) => report.risk("clock", "", &fault),
+            None => survey.ok("clock", "", difference),
+            Some(fault) => survey.risk("clock", "", &fault),
         },
-        Err(error) => report.wrong("clock", "", &error),
+        Err(error) => survey.wrong("clock", "", &error),
     }
 }
 
 /// Judges the copies of the slot, where the configuration names several servers.
-async fn copies(report: &mut Report<'_>, config: &Config, facts: &Facts) {
+async fn copies(survey: &mut Survey<'_>, config: &Config, facts: &Facts) {
     const CHECK: &str = "standby-slots";
     if facts.slot.as_ref().is_none_or(|slot| slot.failover != Some(true)) {
         return;
@@ -215,7 +248,7 @@ async fn copies(report: &mut Report<'_>, config: &Config, facts: &Facts) {
     let servers = database.targets.iter().map(|target| database.only(target));
     for server in servers.filter(|_| database.targets.len() > 1) {
         let found = async {
-            let session = SqlSession::connect(&server, "walrelay doctor").await?;
+            let session = SqlSession::connect(&server, PROGRAM).await?;
             let is_standby = preflight::server(session.client()).await?.in_recovery;
             Ok((is_standby, preflight::slot(session.client(), slot).await?))
         };
@@ -223,19 +256,19 @@ async fn copies(report: &mut Report<'_>, config: &Config, facts: &Facts) {
         match found.await {
             Err(error) => {
                 let error: Error = error;
-                report.risk(CHECK, subject, &error.about(format_args!("the copy of slot {slot} is not known")));
+                survey.risk(CHECK, subject, &error.about(format_args!("the copy of slot {slot} is not known")));
             }
             Ok((false, _)) => {}
             Ok((true, copy)) => {
                 let warnings: Vec<_> = copy_fault(copy.as_ref(), slot).into_iter().collect();
                 let fits = "the copy of the slot survives a promotion";
-                report.finding(Finding { check: CHECK, subject, found: Ok(warnings) }, fits);
+                survey.finding(Finding { check: CHECK, subject, found: Ok(warnings) }, fits);
             }
         }
     }
 }
 
-fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
+fn described_slot(slot: &Slot, facts: &Facts) -> (String, u64) {
     let retained = slot.restart_lsn.map_or(0, |restart| facts.wal_end.bytes_since(restart));
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
     let safe = slot.safe_wal_size.and_then(|bytes| u64::try_from(bytes).ok()).map(human_bytes);
@@ -245,11 +278,11 @@ fn described(slot: &Slot, facts: &Facts) -> (String, u64) {
 }
 
 /// Whether the rows of the table could take the place of a lost slot, or be polled.
-async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config, outbox: &OutboxConfig, polls: bool) {
+async fn recovery(survey: &mut Survey<'_>, session: &SqlSession, config: &Config, outbox: &OutboxConfig, polls: bool) {
     const CHECK: &str = "recovery";
     let facts = match table_facts(session.client(), outbox).await {
         Ok(facts) => facts,
-        Err(error) => return report.wrong(CHECK, &outbox.source, &error),
+        Err(error) => return survey.wrong(CHECK, &outbox.source, &error),
     };
     let restored = match session.run("bounding the search", LIMIT).await {
         Ok(()) => restored_rows(session, &facts).await,
@@ -260,29 +293,29 @@ async fn recovery(report: &mut Report<'_>, session: &SqlSession, config: &Config
         Ok(Some(RestoredRows { cause, fix })) => {
             let pending = NextCommand::new("pending").option("slot", &config.source.slot);
             let fix = Remedy::from("once ").and(pending).and(" counts no event: ").and(fix);
-            report.warning(CHECK, &outbox.source, cause, Some(fix));
+            survey.warning(CHECK, &outbox.source, cause, Some(fix));
         }
-        Err(error) => report.risk(CHECK, &outbox.source, &error),
+        Err(error) => survey.risk(CHECK, &outbox.source, &error),
     }
     match missing_index(session.client(), outbox, &facts).await {
-        Ok(Some(missing)) => report.warning(CHECK, &outbox.source, missing.text, Some(missing.remedy.into())),
+        Ok(Some(missing)) => survey.warning(CHECK, &outbox.source, missing.text, Some(missing.remedy.into())),
         Ok(None) => {}
-        Err(error) => report.risk(CHECK, &outbox.source, &error),
+        Err(error) => survey.risk(CHECK, &outbox.source, &error),
     }
     match can_be_read(&facts, outbox, config, polls) {
-        Err(error) if polls => report.wrong(CHECK, &outbox.source, &error),
-        Err(error) => report.risk(CHECK, &outbox.source, &error),
+        Err(error) if polls => survey.wrong(CHECK, &outbox.source, &error),
+        Err(error) => survey.risk(CHECK, &outbox.source, &error),
         Ok(()) if facts.xid_column.is_none() && !outbox.upkeep.says_for_itself() => {
             let setup = NextCommand::new("setup").option("slot", &config.source.slot);
             let fix = Remedy::from(setup.option("table", format_args!("'{}'", facts.name)).flag("add-xid-column"));
-            report.warning(CHECK, &outbox.source, without_transaction(&facts.name), Some(fix));
+            survey.warning(CHECK, &outbox.source, without_transaction(&facts.name), Some(fix));
         }
-        Ok(()) => report.ok(CHECK, &outbox.source, "rows can be read in their order, and tell what was published"),
+        Ok(()) => survey.ok(CHECK, &outbox.source, "rows can be read in their order, and tell what was published"),
     }
 }
 
 async fn rows(
-    report: &mut Report<'_>,
+    survey: &mut Survey<'_>,
     session: &SqlSession,
     sampled: &Sampled<'_>,
     on_error: OnError,
@@ -293,7 +326,7 @@ async fn rows(
     let values = match largest(session, sampled).await {
         Ok(values) => values,
         Err(error) => {
-            return report.risk(CHECK, subject, &error.about("topics and sizes of records are not known"));
+            return survey.risk(CHECK, subject, &error.about("topics and sizes of records are not known"));
         }
     };
     let mut routed = Ok(());
@@ -320,14 +353,14 @@ async fn rows(
             "alter table {name} alter column {0} type text using convert_from(lo_get({0}::oid), 'UTF8'); -- and map it as text",
             quoted(column)
         );
-        report.warning(CHECK, &subject, found, Some(fix.into()));
+        survey.warning(CHECK, &subject, found, Some(fix.into()));
     }
     match routed {
-        Err(error) if on_error == OnError::Stop => report.risk(CHECK, subject, &error),
-        Err(error) => report.ok(CHECK, subject, error.because("delivery.on_error says what becomes of such events")),
+        Err(error) if on_error == OnError::Stop => survey.risk(CHECK, subject, &error),
+        Err(error) => survey.ok(CHECK, subject, error.because("delivery.on_error says what becomes of such events")),
         Ok(()) => {
             let topics = counted(values.len() as u64, "topic");
-            report.ok(CHECK, subject, format!("{topics} in the {ROWS_MAX} rows at most that were read"));
+            survey.ok(CHECK, subject, format!("{topics} in the {ROWS_MAX} rows at most that were read"));
         }
     }
 }
