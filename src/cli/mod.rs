@@ -397,7 +397,9 @@ async fn run(args: &RunArgs) -> Outcome {
     let guarantee = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
     telemetry.metrics.relays(&config.source, guarantee);
     let slot = &config.source.slot;
-    let otel = config.otel.as_ref().map(|otel| Exporter::start(otel, slot, &mut telemetry)).transpose()?;
+    let dropped = &telemetry.metrics.dropped_spans;
+    let otel = config.otel.as_ref().map(|otel| Exporter::start(otel, slot, dropped)).transpose()?;
+    telemetry.spans = otel.as_ref().map(|otel| otel.spans.clone());
     let mut watch = SlotWatch::new(&config.source, &config.outboxes, telemetry.clone(), false)?;
     let is_watched = pages.is_some();
     let relay = relay::run(config, telemetry.clone(), stop.clone());

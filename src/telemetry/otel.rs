@@ -28,7 +28,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::Telemetry;
 use crate::config::{OtelConfig, SlotName};
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result, with_causes};
@@ -118,23 +117,23 @@ fn link(to: TraceContext) -> Link {
 
 #[derive(Debug)]
 pub(crate) struct Exporter {
+    /// Where spans are queued.
+    pub(crate) spans: Spans,
     task: JoinHandle<()>,
     /// Tells the task to send the rest and end.
     stop: CancellationToken,
 }
 
 impl Exporter {
-    /// Starts the task, and lets `telemetry` take spans.
+    /// Starts the task. `dropped` counts the spans that the collector does not get.
     /// Errors: [`Kind::Config`] where TLS cannot be set up.
-    pub(crate) fn start(config: &OtelConfig, slot: &SlotName, telemetry: &mut Telemetry) -> Result<Exporter> {
-        let dropped = &telemetry.metrics.dropped_spans;
-        let (queue, spans) = Spans::new(slot, dropped);
-        let exporter = exporter(config, slot, dropped)?;
-        telemetry.spans = Some(queue);
+    pub(crate) fn start(config: &OtelConfig, slot: &SlotName, dropped: &Counter) -> Result<Exporter> {
+        let (spans, queued) = Spans::new(slot, dropped);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(export(exporter, spans, config.interval, dropped.clone(), stop.clone()));
+        let exporter = exporter(config, slot, dropped)?;
+        let task = tokio::spawn(export(exporter, queued, config.interval, dropped.clone(), stop.clone()));
         tracing::info!(event = "otel_started", endpoint = %config.endpoint, "spans are sent to OpenTelemetry");
-        Ok(Exporter { task, stop })
+        Ok(Exporter { spans, task, stop })
     }
 
     /// Sends what is left, within [`LAST_TIMEOUT`].
@@ -291,21 +290,20 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::position::Lsn;
 
-    /// A collector at this listener, and one span in the queue.
-    async fn start(listener: &TcpListener) -> (Exporter, Telemetry) {
+    /// An exporter to a collector at this listener, with one span in the queue, and what counts the dropped ones.
+    async fn start(listener: &TcpListener) -> (Exporter, Counter) {
         let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
         let interval = Duration::from_millis(20);
         let config = OtelConfig { endpoint, headers: HeaderMap::new(), attributes: [].into(), interval };
-        let mut telemetry = Telemetry::new(Duration::from_secs(60));
-        let exporter = Exporter::start(&config, &"orders".parse().unwrap(), &mut telemetry).unwrap();
-        push(&telemetry);
-        (exporter, telemetry)
+        let dropped = Counter::default();
+        let exporter = Exporter::start(&config, &"orders".parse().unwrap(), &dropped).unwrap();
+        push(&exporter);
+        (exporter, dropped)
     }
 
-    fn push(telemetry: &Telemetry) {
-        telemetry.spans.as_ref().unwrap().push(BatchSpan::beginning(Lsn::new(1)));
+    fn push(exporter: &Exporter) {
+        exporter.spans.push(walrelay_core::testing::batch());
     }
 
     async fn listener() -> TcpListener {
@@ -327,38 +325,38 @@ mod tests {
     async fn a_request_is_sent_again_unless_its_answer_is_final() {
         for status in ["429 Too Many Requests", "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"] {
             let listener = listener().await;
-            let (exporter, telemetry) = start(&listener).await;
+            let (exporter, dropped) = start(&listener).await;
             let first = answer(&listener, status).await;
             assert!(first.starts_with(b"POST /base/v1/traces "));
             assert_eq!(first, answer(&listener, "200 OK").await, "{status}");
             exporter.finish().await;
-            assert_eq!(telemetry.metrics.dropped_spans.get(), 0, "{status}");
+            assert_eq!(dropped.get(), 0, "{status}");
         }
         for status in ["404 Not Found", "500 Internal Server Error"] {
             let listener = listener().await;
-            let (exporter, telemetry) = start(&listener).await;
+            let (exporter, dropped) = start(&listener).await;
             answer(&listener, status).await;
-            while telemetry.metrics.dropped_spans.get() == 0 {
+            while dropped.get() == 0 {
                 tokio::task::yield_now().await;
             }
-            push(&telemetry);
+            push(&exporter);
             answer(&listener, "200 OK").await;
             exporter.finish().await;
-            assert_eq!(telemetry.metrics.dropped_spans.get(), 1, "{status}");
+            assert_eq!(dropped.get(), 1, "{status}");
         }
     }
 
     #[tokio::test]
     async fn a_bounded_number_of_spans_waits_for_a_collector_that_is_away() {
-        let (_exporter, telemetry) = start(&listener().await).await;
-        (1..3 * QUEUE_SPANS).for_each(|_| push(&telemetry));
-        assert_eq!(telemetry.metrics.dropped_spans.get(), 2 * QUEUE_SPANS as u64);
+        let (exporter, dropped) = start(&listener().await).await;
+        (1..3 * QUEUE_SPANS).for_each(|_| push(&exporter));
+        assert_eq!(dropped.get(), 2 * QUEUE_SPANS as u64);
     }
 
     #[tokio::test]
     async fn the_end_waits_a_second_at_most_for_a_collector_that_does_not_answer() {
         let listener = listener().await;
-        let (exporter, _telemetry) = start(&listener).await;
+        let (exporter, _dropped) = start(&listener).await;
         let began = Instant::now();
         exporter.finish().await;
         assert!(began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
