@@ -7,12 +7,11 @@ pub(crate) mod table;
 use std::collections::BTreeMap;
 
 use clap::{ArgGroup, Args, Subcommand};
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::cli::config::Common;
 use crate::cli::output::{
-    Consent, Outcome, Output, age, cell, counted, cut, labelled, note, print_report, table, time, width,
+    Consent, Grid, Outcome, Output, cell, counted, labelled, note, or_dash, print_report, table, width,
 };
 use walrelay_core::config::unit::parse_duration;
 use walrelay_core::error::{Error, Kind, Result};
@@ -117,7 +116,6 @@ impl ParkedCommand {
 }
 
 async fn list(args: &ListArgs) -> Outcome {
-    args.chosen.filters.has_classes(&CLASSES)?;
     let found = table::list(args).await?;
     let text = if found.why_none.is_none() { found.text(width()) } else { String::new() };
     print_report(args.output, &found, &text)?;
@@ -128,7 +126,6 @@ async fn list(args: &ListArgs) -> Outcome {
 }
 
 async fn show(args: &ShowArgs) -> Outcome {
-    args.chosen.filters.has_classes(&CLASSES)?;
     let found = table::show(args).await?;
     if let Some(error) = found.why_none {
         return Err(error.into());
@@ -137,7 +134,8 @@ async fn show(args: &ShowArgs) -> Outcome {
     if found.counts.matched > shown as u64 {
         note(format_args!("note: the first {shown} of {} events are shown", found.counts.matched));
     }
-    let texts: Vec<_> = found.events.iter().map(Event::text).collect();
+    let details = found.events.iter().filter_map(|event| Some(event.details.as_ref()?.text(event)));
+    let texts: Vec<_> = details.collect();
     print_report(args.output, &found, &texts.join("\n"))
 }
 
@@ -153,7 +151,6 @@ async fn change(args: &ChangeArgs, change: Change) -> Outcome {
             Error::new(Kind::Config, "--all is given together with conditions").remedy("leave out one or the other");
         return Err(error.into());
     }
-    args.chosen.filters.has_classes(&CLASSES)?;
     table::change(args, change).await
 }
 
@@ -200,10 +197,10 @@ impl Filters {
         lists.iter().all(|list| list.is_empty()) && times.iter().all(|time| time.is_none())
     }
 
-    pub(crate) fn has_classes(&self, known: &[&str]) -> Result<()> {
-        let Some(unknown) = self.class.iter().find(|class| !known.contains(&class.as_str())) else { return Ok(()) };
+    pub(crate) fn has_classes(&self) -> Result<()> {
+        let Some(unknown) = self.class.iter().find(|class| !CLASSES.contains(&class.as_str())) else { return Ok(()) };
         Err(Error::new(Kind::Config, format!("--class: there is no class {}", cell(unknown.as_bytes(), 40)))
-            .remedy(format!("the classes are {}", known.join(", "))))
+            .remedy(format!("the classes are {}", CLASSES.join(", "))))
     }
 
     /// The range; ages count from `now_ms`.
@@ -250,75 +247,97 @@ fn moment_ms(text: &str, now_ms: i64) -> Option<i64> {
     })
 }
 
-const NAME_CHARS_MAX: usize = 200;
 const ERROR_CHARS_MAX: usize = 1_000;
 const CELL_CHARS: usize = 40;
-/// The columns of a list, the most important first: a terminal cuts the others. A column without a value is left out.
-const COLUMNS: [&str; 10] =
-    ["age", "class", "row id", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
 
-/// A value of an event: its key for programs, its name and text for people. One of the two may be empty.
-#[derive(Debug, Clone)]
-struct Field {
-    key: &'static str,
-    value: Value,
-    name: &'static str,
-    text: Option<String>,
+/// A parked event. The fields are the keys of `--json`; age and state are for people.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Event {
+    pub(crate) row_id: String,
+    pub(crate) outbox: String,
+    pub(crate) key: Option<String>,
+    pub(crate) topic: Option<String>,
+    pub(crate) stored_at: Option<String>,
+    #[serde(skip)]
+    pub(crate) age: String,
+    pub(crate) class: String,
+    pub(crate) error: Option<String>,
+    pub(crate) attempts: i32,
+    pub(crate) next_try_at: Option<String>,
+    pub(crate) asked: Option<String>,
+    #[serde(skip)]
+    pub(crate) state: String,
+    pub(crate) behind: u64,
+    #[serde(flatten)]
+    pub(crate) details: Option<Details>,
 }
 
-/// A parked event.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Event {
-    fields: Vec<Field>,
-    /// For people only: a title, and lines below it.
-    parts: Vec<(String, String)>,
+/// What `show` tells more.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Details {
+    pub(crate) committed_at: Option<String>,
+    pub(crate) before: u64,
+    pub(crate) commit_lsn: String,
+    pub(crate) index: i64,
+    pub(crate) via: String,
+    pub(crate) columns: Vec<Column>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) type_name: Option<String>,
+    pub(crate) bytes: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<String>,
 }
 
 impl Event {
-    /// A value for both. Where it is not known, it is null for programs, and left out for people.
-    pub(crate) fn add<T: Serialize + ToString>(&mut self, key: &'static str, name: &'static str, value: Option<T>) {
-        let text = value.as_ref().map(ToString::to_string);
-        self.fields.push(Field { key, value: json!(value), name, text });
-    }
-
-    pub(crate) fn add_data(&mut self, key: &'static str, value: impl Serialize) {
-        self.fields.push(Field { key, value: json!(value), name: "", text: None });
-    }
-
-    pub(crate) fn add_text(&mut self, name: &'static str, text: Option<String>) {
-        self.fields.push(Field { key: "", value: Value::Null, name, text });
-    }
-
-    pub(crate) fn add_part(&mut self, title: impl Into<String>, lines: String) {
-        self.parts.push((title.into(), lines));
-    }
-
-    /// When the event was parked.
-    pub(crate) fn add_times(&mut self, stored_ms: Option<i64>, now_ms: i64) {
-        self.add("stored_at", "stored", stored_ms.and_then(time));
-        self.add_text("age", stored_ms.map(|stored_ms| age(stored_ms, now_ms)));
-    }
-
-    fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.fields.iter().filter_map(|field| Some((field.name, field.text.as_deref()?)))
-    }
-
-    /// All that is known, for people.
-    fn text(&self) -> String {
-        let mut text = labelled(self.texts().map(|(name, text)| (name, cell(text.as_bytes(), ERROR_CHARS_MAX))));
-        for (title, lines) in &self.parts {
-            // Control characters of a payload must not reach the terminal.
-            let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
-            text += &format!("{title}\n{}\n", lines.replace(plain, "\u{fffd}"));
-        }
-        text
+    /// The columns of a list, the most important first: a terminal cuts the others.
+    fn cells(&self) -> [(&'static str, Option<String>); 10] {
+        [
+            ("age", Some(self.age.clone())),
+            ("class", Some(self.class.clone())),
+            ("row id", Some(self.row_id.clone())),
+            ("state", Some(self.state.clone())),
+            ("behind it", Some(self.behind.to_string())),
+            ("attempts", Some(self.attempts.to_string())),
+            ("key", self.key.clone()),
+            ("topic", self.topic.clone()),
+            ("outbox", Some(self.outbox.clone())),
+            ("error", self.error.clone()),
+        ]
     }
 }
 
-impl Serialize for Event {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let fields = self.fields.iter().filter(|field| !field.key.is_empty());
-        serializer.collect_map(fields.map(|field| (field.key, &field.value)))
+impl Details {
+    /// All that is known of `event`, for people.
+    fn text(&self, event: &Event) -> String {
+        let Details { committed_at, before, commit_lsn, index, via, columns } = self;
+        let mut lines = event.cells().to_vec();
+        lines.retain(|(name, _)| *name != "behind it");
+        lines.extend([
+            ("aggregate", Some(format!("{before} before it, and {} behind it", event.behind))),
+            ("stored", event.stored_at.clone()),
+            ("position", Some(format!("{commit_lsn}, index {index}, from the {via}"))),
+            ("committed", committed_at.clone()),
+        ]);
+        let lines = lines.into_iter().filter_map(|(name, text)| Some((name, cell(text?.as_bytes(), ERROR_CHARS_MAX))));
+        let mut grid = Grid::default();
+        for Column { name, type_name, bytes, .. } in columns {
+            let size = bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
+            grid.row([&format_args!("  {name}"), &or_dash(type_name.as_ref()), &size]);
+        }
+        let mut text = format!("{}columns\n{}", labelled(lines), grid.text());
+        for Column { name, value, .. } in columns {
+            // Control characters of a payload must not reach the terminal.
+            let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
+            let title = name.replace(char::is_control, " ");
+            let value = value.iter().map(|value| value.replace(plain, "\u{fffd}"));
+            text.extend(value.map(|value| format!("value of {title}\n{value}\n")));
+        }
+        text
     }
 }
 
@@ -345,19 +364,6 @@ pub(crate) struct Found {
     pub(crate) why_none: Option<Error>,
 }
 
-pub(crate) fn name(bytes: &[u8]) -> String {
-    head(bytes, NAME_CHARS_MAX)
-}
-
-pub(crate) fn error_text(text: &str) -> String {
-    head(text.as_bytes(), ERROR_CHARS_MAX)
-}
-
-fn head(bytes: &[u8], chars: usize) -> String {
-    let head = bytes.get(..chars.saturating_add(1).saturating_mul(4)).unwrap_or(bytes);
-    cut(&String::from_utf8_lossy(head), chars)
-}
-
 impl Counts {
     pub(crate) fn text(&self) -> String {
         let text = format!("{} of {}", counted(self.matched, "event"), counted(self.aggregates, "aggregate"));
@@ -370,17 +376,19 @@ impl Counts {
 impl Found {
     /// For people: a table whose lines are cut to `width`, the counts, and how to list the others.
     pub(crate) fn text(&self, width: Option<usize>) -> String {
-        let known: Vec<BTreeMap<_, _>> = self.events.iter().map(|event| event.texts().collect()).collect();
-        let has_one = |column: &&str| known.iter().any(|fields| fields.contains_key(column));
-        let columns: Vec<_> = COLUMNS.into_iter().filter(has_one).collect();
-        let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|column| (*column).to_owned()).collect()];
-        for fields in &known {
-            let text = |column: &&str| {
-                let chars = if *column == "error" { ERROR_CHARS_MAX } else { CELL_CHARS };
-                fields.get(column).map_or("-".to_owned(), |text| cell(text.as_bytes(), chars))
-            };
-            rows.push(columns.iter().map(text).collect());
-        }
+        let events: Vec<_> = self.events.iter().map(Event::cells).collect();
+        let known = |place: &usize| events.iter().filter_map(|cells| cells.get(*place)).any(|(_, text)| text.is_some());
+        let head = Event::default().cells().map(|(name, _)| (name, Some(name.to_owned())));
+        // A column without a value is left out.
+        let shown: Vec<_> = (0..head.len()).filter(known).collect();
+        let row = |cells: &[(&str, Option<String>); 10]| {
+            let cells = shown.iter().filter_map(|place| cells.get(*place));
+            let chars = |name: &str| if name == "error" { ERROR_CHARS_MAX } else { CELL_CHARS };
+            cells
+                .map(|(name, text)| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), chars(name))))
+                .collect()
+        };
+        let rows: Vec<Vec<String>> = std::iter::once(&head).chain(&events).map(row).collect();
         let lines = if self.events.is_empty() { String::new() } else { table(&rows, width) + "\n\n" };
         let mut text = match self.counts.matched {
             0 => format!("No events of slot {} are parked.\n", self.counts.slot),
@@ -462,6 +470,7 @@ Exit codes:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     const NOON_MS: i64 = 1_772_366_400_000;
 
@@ -504,34 +513,38 @@ mod tests {
     #[test]
     fn an_unknown_class_is_refused_with_a_list_of_the_known_ones() {
         let of = |class: &str| Filters { class: vec!["refused".to_owned(), class.to_owned()], ..Filters::default() };
-        let known = ["refused", "too-large"];
-        assert!(Filters::default().has_classes(&known).is_ok() && of("too-large").has_classes(&known).is_ok());
-        let error = of("toolarge").has_classes(&known).unwrap_err();
+        assert!(Filters::default().has_classes().is_ok() && of("too-large").has_classes().is_ok());
+        let error = of("toolarge").has_classes().unwrap_err();
         assert_eq!((error.kind(), error.cause()), (Kind::Config, "--class: there is no class toolarge"));
-        assert_eq!(error.what_to_do().as_deref(), Some("the classes are refused, too-large"));
+        assert_eq!(
+            error.what_to_do().as_deref(),
+            Some("the classes are unroutable, too-large, rejected, refused, behind")
+        );
     }
 
     fn parked(row_id: &str, class: &str, behind: u64, state: &str) -> Event {
-        let mut event = Event::default();
-        event.add("row_id", "row id", Some(row_id));
-        event.add("outbox", "outbox", Some("public.outbox"));
-        event.add_times(Some(NOON_MS - 5_000), NOON_MS);
-        event.add("class", "class", Some(class));
-        event.add_text("state", Some(state.to_owned()));
-        event.add("behind", "behind it", Some(behind));
-        event
+        Event {
+            row_id: row_id.to_owned(),
+            outbox: "public.outbox".to_owned(),
+            stored_at: crate::cli::output::time(NOON_MS - 5_000),
+            age: "5s".to_owned(),
+            class: class.to_owned(),
+            state: state.to_owned(),
+            behind,
+            ..Event::default()
+        }
     }
 
     fn found() -> Found {
-        let (mut large, mut refused) =
-            (parked("7", "too-large", 1_203, "on request"), parked("8", "refused", 0, "in 4s"));
-        for (event, key, error, attempts) in
-            [(&mut large, Some("order-17"), "it is too large", 1), (&mut refused, None, "topic a\u{1b} refuses", 3)]
-        {
-            event.add("key", "key", key);
-            event.add("error", "error", Some(error));
-            event.add("attempts", "attempts", Some(attempts));
-        }
+        let error = |text: &str| Some(text.to_owned());
+        let large = Event {
+            key: Some("order-17".to_owned()),
+            error: error("it is too large"),
+            attempts: 1,
+            ..parked("7", "too-large", 1_203, "on request")
+        };
+        let refused =
+            Event { error: error("topic a\u{1b} refuses"), attempts: 3, ..parked("8", "refused", 0, "in 4s") };
         let classes = [("behind".to_owned(), 1_203), ("refused".to_owned(), 1), ("too-large".to_owned(), 1)].into();
         Found {
             counts: Counts { matched: 1_205, classes, slot: "orders".to_owned(), aggregates: 2 },
@@ -554,7 +567,8 @@ mod tests {
         ");
         let json = serde_json::to_value(found()).unwrap();
         let refused = json!({"row_id": "8", "outbox": "public.outbox", "stored_at": "2026-03-01T11:59:55.000Z",
-            "class": "refused", "behind": 0, "key": null, "error": "topic a\u{1b} refuses", "attempts": 3});
+            "class": "refused", "behind": 0, "key": null, "error": "topic a\u{1b} refuses", "attempts": 3, "topic": null,
+            "next_try_at": null, "asked": null});
         assert_eq!((&json["events"][1], &json["matched"]), (&refused, &json!(1_205)));
         assert!(found().text(Some(60)).lines().take(3).all(|line| line.chars().count() <= 60));
         let full = Found { is_full: true, ..found() };

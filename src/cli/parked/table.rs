@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::{
-    Change, ChangeArgs, Chosen, Counts, Event, Found, ListArgs, SHOWN_MAX, ShowArgs, Span, UNCHANGED, error_text, name,
+    Change, ChangeArgs, Chosen, Column, Counts, Details, ERROR_CHARS_MAX, Event, Found, ListArgs, SHOWN_MAX, ShowArgs,
+    Span, UNCHANGED,
 };
 use crate::cli::config;
-use crate::cli::output::{Grid, Outcome, age, counted, note, or_dash, print_report, time};
+use crate::cli::output::{Outcome, age, counted, cut, note, print_report, time};
 use crate::cli::progress::Bar;
 use crate::cli::sql::column;
 use crate::postgres::fault::{self, While};
@@ -37,6 +37,7 @@ const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 /// Rows of one transaction, which the relay may have to wait for.
 const ASKED_AT_ONCE: usize = 1_000;
+const NAME_CHARS_MAX: usize = 200;
 
 /// Reads events, the oldest first, and counts all that match. That there are none is no error without conditions.
 pub(super) async fn list(args: &ListArgs) -> Result<Found> {
@@ -46,7 +47,7 @@ pub(super) async fn list(args: &ListArgs) -> Result<Found> {
     let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
     let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
     let is_full = rows.len() as u64 >= u64::from(args.limit);
-    let found = table.found(&rows, listed).await?;
+    let found = table.found(&rows, event).await?;
     let why_none = found.why_none.filter(|_| args.chosen.is_filtered());
     if !table.is_there && why_none.is_none() {
         note("note: this database has no table walrelay.parked: a relay with delivery.on_error = \"park\" creates it");
@@ -59,7 +60,7 @@ pub(super) async fn show(args: &ShowArgs) -> Result<Found> {
     let table = Table::open(&args.chosen).await?;
     let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
     let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
-    table.found(&rows, details).await
+    table.found(&rows, detailed).await
 }
 
 /// Shows the plan of `change`, asks, and carries the plan out.
@@ -112,6 +113,7 @@ struct Table<'a> {
 
 impl Table<'_> {
     async fn open(chosen: &Chosen) -> Result<Table<'_>> {
+        chosen.filters.has_classes()?;
         let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.common;
         let settings = config::read(common, &common.file)?;
@@ -189,28 +191,33 @@ impl Table<'_> {
     }
 }
 
-fn listed(row: &Row) -> Result<Event> {
-    let mut event = event(row)?;
-    event.add("behind", "behind it", Some(count(row, "behind")?));
-    Ok(event)
+fn event(row: &Row) -> Result<Event> {
+    let next_ms: Option<i64> = column(row, "next_ms")?;
+    let now_ms: i64 = column(row, "now_ms")?;
+    let parked_ms: i64 = column(row, "parked_ms")?;
+    let class: String = column(row, "class")?;
+    let asked: Option<String> = column(row, "asked")?;
+    Ok(Event {
+        row_id: head(column(row, "row_id")?, NAME_CHARS_MAX),
+        outbox: head(column::<&str>(row, "outbox")?.as_bytes(), NAME_CHARS_MAX),
+        key: column::<Option<&[u8]>>(row, "key")?.map(|key| head(key, NAME_CHARS_MAX)),
+        topic: column::<Option<&str>>(row, "topic")?.map(|topic| head(topic.as_bytes(), NAME_CHARS_MAX)),
+        stored_at: time(parked_ms),
+        age: age(parked_ms, now_ms),
+        error: column::<Option<&str>>(row, "error")?.map(|error| head(error.as_bytes(), ERROR_CHARS_MAX)),
+        attempts: column(row, "attempts")?,
+        next_try_at: next_ms.and_then(time),
+        state: state(&class, asked.as_deref(), next_ms, now_ms),
+        behind: count(row, "behind")?,
+        class,
+        asked,
+        details: None,
+    })
 }
 
-fn event(row: &Row) -> Result<Event> {
-    let (next_ms, now_ms): (Option<i64>, i64) = (column(row, "next_ms")?, column(row, "now_ms")?);
-    let (class, asked): (&str, Option<&str>) = (column(row, "class")?, column(row, "asked")?);
-    let mut event = Event::default();
-    event.add("row_id", "row id", Some(name(column(row, "row_id")?)));
-    event.add("outbox", "outbox", Some(name(column::<&str>(row, "outbox")?.as_bytes())));
-    event.add("key", "key", column::<Option<&[u8]>>(row, "key")?.map(name));
-    event.add("topic", "topic", column::<Option<&str>>(row, "topic")?.map(|topic| name(topic.as_bytes())));
-    event.add_times(column(row, "parked_ms")?, now_ms);
-    event.add("class", "class", Some(class));
-    event.add("error", "error", column::<Option<&str>>(row, "error")?.map(error_text));
-    event.add("attempts", "attempts", u32::try_from(column::<i32>(row, "attempts")?).ok());
-    event.add_data("next_try_at", next_ms.and_then(time));
-    event.add_data("asked", asked);
-    event.add_text("state", Some(state(class, asked, next_ms, now_ms)));
-    Ok(event)
+fn head(bytes: &[u8], chars: usize) -> String {
+    let head = bytes.get(..chars.saturating_add(1).saturating_mul(4)).unwrap_or(bytes);
+    cut(&String::from_utf8_lossy(head), chars)
 }
 
 /// The next attempt.
@@ -224,54 +231,28 @@ fn state(class: &str, asked: Option<&str>, next_ms: Option<i64>, now_ms: i64) ->
     }
 }
 
-#[derive(Serialize)]
-struct Column {
-    name: String,
-    #[serde(rename = "type")]
-    type_name: Option<String>,
-    bytes: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<String>,
-}
-
-fn details(row: &Row) -> Result<Event> {
+/// The event with all that is known.
+fn detailed(row: &Row) -> Result<Event> {
     let names: Vec<String> = column(row, "names")?;
     let types: Vec<Option<String>> = column(row, "types")?;
     let sizes: Vec<Option<i32>> = column(row, "sizes")?;
     let texts: Option<Vec<Option<Vec<u8>>>> = column(row, "texts")?;
     let texts = texts.unwrap_or_default().into_iter().chain(std::iter::repeat(None));
-    let columns = names.iter().zip(types).zip(sizes).zip(texts);
-    let columns = columns.map(|(((of, type_name), bytes), text)| Column {
-        name: name(of.as_bytes()),
+    let columns = names.iter().zip(types).zip(sizes).zip(texts).map(|(((name, type_name), bytes), text)| Column {
+        name: head(name.as_bytes(), NAME_CHARS_MAX),
         type_name,
         bytes,
         value: text.map(|text| String::from_utf8_lossy(&text).into_owned()),
     });
-    let (columns, mut event): (Vec<Column>, Event) = (columns.collect(), event(row)?);
-    let (behind, before) = (count(row, "behind")?, count(row, "before")?);
-    let (lsn, index, via): (String, i64, String) =
-        (column(row, "commit_lsn")?, column(row, "index")?, column(row, "via")?);
-    event.add_text("aggregate", Some(format!("{before} before it, and {behind} behind it")));
-    event.add_text("position", Some(format!("{lsn}, index {index}, from the {via}")));
-    event.add("committed_at", "committed", time(column(row, "committed_ms")?));
-    for (key, value) in
-        [("behind", json!(behind)), ("before", json!(before)), ("commit_lsn", json!(lsn)), ("index", json!(index))]
-    {
-        event.add_data(key, value);
-    }
-    event.add_data("via", via);
-    event.add_data("columns", &columns);
-    let mut grid = Grid::default();
-    for Column { name, type_name, bytes, .. } in &columns {
-        let size = bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
-        grid.row([&format_args!("  {name}"), &or_dash(type_name.as_ref()), &size]);
-    }
-    event.add_part("columns", grid.text().trim_end().to_owned());
-    for Column { name, value, .. } in columns {
-        let title = format!("value of {}", name.replace(char::is_control, " "));
-        value.into_iter().for_each(|value| event.add_part(title.clone(), value));
-    }
-    Ok(event)
+    let details = Details {
+        committed_at: time(column(row, "committed_ms")?),
+        before: count(row, "before")?,
+        commit_lsn: column(row, "commit_lsn")?,
+        index: column(row, "index")?,
+        via: column(row, "via")?,
+        columns: columns.collect(),
+    };
+    Ok(Event { details: Some(details), ..event(row)? })
 }
 
 fn count(row: &Row, name: &str) -> Result<u64> {
