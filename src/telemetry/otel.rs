@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     /// An exporter to a collector at this listener, with one span in the queue, and what counts the dropped ones.
-    async fn start(listener: &TcpListener) -> (Exporter, Counter) {
+    fn start(listener: &TcpListener) -> (Exporter, Counter) {
         let endpoint = format!("http://{}/base", listener.local_addr().unwrap()).parse().unwrap();
         let interval = Duration::from_millis(20);
         let config = OtelConfig { endpoint, headers: HeaderMap::new(), attributes: [].into(), interval };
@@ -325,7 +325,7 @@ mod tests {
     async fn a_request_is_sent_again_unless_its_answer_is_final() {
         for status in ["429 Too Many Requests", "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"] {
             let listener = listener().await;
-            let (exporter, dropped) = start(&listener).await;
+            let (exporter, dropped) = start(&listener);
             let first = answer(&listener, status).await;
             assert!(first.starts_with(b"POST /base/v1/traces "));
             assert_eq!(first, answer(&listener, "200 OK").await, "{status}");
@@ -334,7 +334,7 @@ mod tests {
         }
         for status in ["404 Not Found", "500 Internal Server Error"] {
             let listener = listener().await;
-            let (exporter, dropped) = start(&listener).await;
+            let (exporter, dropped) = start(&listener);
             answer(&listener, status).await;
             while dropped.get() == 0 {
                 tokio::task::yield_now().await;
@@ -348,7 +348,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_bounded_number_of_spans_waits_for_a_collector_that_is_away() {
-        let (exporter, dropped) = start(&listener().await).await;
+        let (exporter, dropped) = start(&listener().await);
         (1..3 * QUEUE_SPANS).for_each(|_| push(&exporter));
         assert_eq!(dropped.get(), 2 * QUEUE_SPANS as u64);
     }
@@ -356,7 +356,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_waits_a_second_at_most_for_a_collector_that_does_not_answer() {
         let listener = listener().await;
-        let (exporter, _dropped) = start(&listener).await;
+        let (exporter, _dropped) = start(&listener);
         let began = Instant::now();
         exporter.finish().await;
         assert!(began.elapsed() < LAST_TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
