@@ -72,13 +72,14 @@ Exit codes:
   2   the configuration is not valid, or no row has that id
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit for logical replication
-  14  the slot is lost, or not walrelay's
+  14  the slot is not walrelay's, or is lost and run does not make it
   15  publication or table do not fit
   20  the row cannot be routed, and delivery.on_error is stop: `run` stops at such a row
   21  the row makes a record that is larger than the producer sends, likewise";
 
 const READING: &str = "reading a row";
 const OFFLINE: &str = "note: with --offline the database was not looked at: table, publication and slot may not fit";
+
 /// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
 /// `complete` adds the typed flags to a suggested command.
 pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {
@@ -93,7 +94,8 @@ pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> Ne
     }
     let mut survey = Survey::new(complete);
     let Some(Place { session, facts }) = survey.look(&config, Asked::BeforeSetup).await else {
-        return Ok(survey.ended()?);
+        let late = || Error::new(Kind::PostgresUnreachable, "Postgres has not answered all questions in time");
+        return Err(survey.ended().err().unwrap_or_else(late).into());
     };
     let (mut outboxes, mut without_id) = (Vec::new(), Vec::new());
     let mut catalogs = facts.catalogs.iter();

@@ -508,7 +508,7 @@ impl Error {
         self.topic.as_deref()
     }
 
-    /// Errors that were found together with this one. Only errors of the configuration have any.
+    /// Errors that were found together with this one. Only errors of the configuration, and those of `config check`, have any.
     pub fn others(&self) -> &[Error] {
         &self.others
     }
