@@ -10,34 +10,21 @@ use crate::cli::sql::is_about_value;
 use crate::cli::survey::{Asked, Check, Place, STATEMENT_LIMIT, Sampled, Survey, Values, WARNING, WRONG, readable};
 use crate::config::written::effective;
 use crate::config::{Config, SourceConfig};
-use crate::poll::{RestoredRows, as_streamed, restored_rows, table_facts};
-use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
-use walrelay_core::error::{Error, Kind, NextCommand, Result};
-use walrelay_core::event::Shown as Id;
-use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quoted};
 use crate::postgres::sql::SqlSession;
 use crate::postgres::table;
-use walrelay_core::route::Record;
+use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
+use walrelay_core::error::{Error, Kind, NextCommand, Result};
+use walrelay_core::event::Shown as Id;
+
 use crate::sink::is_internal;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::sink::kafka::{fits_client, record_bytes};
 use crate::source::catalog::Catalog;
-use crate::source::preflight::{Facts, inspect, judge};
-use crate::source::row_key;
-use crate::state;
-use crate::suggest::ordering;
-use crate::upkeep::parked::none_left_behind;
-use crate::upkeep::{DatabaseIdentity, Marker, writer};
-use walrelay_core::catalog::{self, Table};
-use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
-use walrelay_core::decode::RelationColumn;
-use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::event::{Shown as Id, Place, Polled, Via};
-use walrelay_core::parked::Parking;
-use walrelay_core::position::Lsn;
-use walrelay_core::route::{Record, Router};
+use crate::source::preflight::Facts;
+use crate::upkeep::writer;
+use walrelay_core::route::Record;
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::cli::config::{self, RunSettings, flags};
 use crate::cli::output::{Failure, Grid, Outcome, Output, counted, print_report};
 use crate::cli::survey::{Asked, Check, OK, Survey, WARNING, WRONG, addressed};
-use crate::error::{Error, Kind, NextCommand};
+use walrelay_core::error::{Error, Kind, NextCommand};
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
@@ -86,7 +86,7 @@ fn verdict(survey: &Survey<'_>) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Remedy;
+    use walrelay_core::error::Remedy;
 
     /// The exit code, with which an error is printed only where a check is wrong.
     fn code(survey: &Survey<'_>) -> u8 {

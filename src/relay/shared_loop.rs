@@ -31,7 +31,7 @@ use crate::relay::store::Known;
 use crate::sink::AnySink;
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
-use crate::telemetry::otel::span::Spans;
+use crate::telemetry::otel::Spans;
 use crate::telemetry::{Flow, NotReady, Side, Telemetry};
 use crate::upkeep::{DatabaseIdentity, Marker};
 use walrelay_core::clock::now_us;

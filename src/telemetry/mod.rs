@@ -13,7 +13,6 @@ pub(crate) mod otel;
 mod page;
 mod process;
 pub(crate) mod service_manager;
-pub(crate) mod trace;
 
 use std::fmt;
 use std::time::Duration;

@@ -28,10 +28,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{OtelConfig, SlotName};
+use crate::config::OtelConfig;
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
-use crate::error::{Error, Kind, Result, with_causes};
 use crate::postgres::tls;
+use walrelay_core::config::SlotName;
+use walrelay_core::error::{Error, Kind, Result, with_causes};
 use walrelay_core::publisher::{Batch, EndedBatches};
 use walrelay_core::trace::TraceContext;
 

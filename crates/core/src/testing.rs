@@ -8,7 +8,9 @@ use crate::catalog::{BaseType, Column};
 use crate::config::{EventSource, OutboxConfig};
 use crate::decode::{Message, Value, decode};
 use crate::event::{Event, Mapping, Place, Row, Via};
+use crate::ledger::Ticket;
 use crate::position::Lsn;
+use crate::publisher::Batch;
 
 pub const COLUMNS: [&str; 5] = ["id", "aggregatetype", "aggregateid", "type", "payload"];
 
@@ -165,4 +167,9 @@ impl Column {
     pub fn with_default(self, sql: &str) -> Column {
         Column { default: Some(sql.to_owned()), ..self }
     }
+}
+
+/// A batch of one event that was not delivered.
+pub fn batch() -> Batch {
+    Batch::beginning(Ticket(0), Lsn::new(1))
 }

@@ -14,8 +14,8 @@ pub(super) use self::kafka::addressed;
 pub(super) use self::postgres::Place;
 pub(super) use self::sample::{LIMIT as STATEMENT_LIMIT, Sampled, Values, described, readable};
 use crate::config::Config;
-use crate::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
 use crate::source::preflight::Finding;
+use walrelay_core::error::{Error, Errors, Kind, NextCommand, Remedy, Result};
 
 /// The limit for all checks. Each question has one of its own, of at most half a minute, but a table more is a question more.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -22,13 +22,13 @@ use crate::sink::kafka::record_bytes;
 use crate::source::preflight::{self, Facts, Finding, Slot, copy_fault, inspect, judge_server, keeps_rows};
 use crate::source::row_key;
 use crate::state;
-use crate::upkeep::{owners, DatabaseIdentity, Marker};
+use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::{DatabaseIdentity, Marker, owners};
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::config::{OnError, OutboxConfig};
 use walrelay_core::error::{Error, NextCommand, Remedy, Result};
-use walrelay_core::route::Record;
-use crate::upkeep::parked::none_left_behind;
 use walrelay_core::parked::Parking;
+use walrelay_core::route::Record;
 
 /// Rows of one table that are looked at, and topics that are learnt from them.
 const ROWS_MAX: usize = 1_000;

@@ -1,16 +1,16 @@
 //! Rows of an outbox's table, and the records they make.
 
-use crate::config::{OutboxConfig, TableName};
-use crate::decode::RelationColumn;
-use crate::error::{Error, Kind, Result};
-use crate::event::{Place, Polled, Via};
 use crate::poll::as_streamed;
-use crate::position::Lsn;
-use crate::postgres::catalog::{self, Table};
 use crate::postgres::quote::{quote_ident, quote_own_rows};
-use crate::route::{Record, Router};
 use crate::source::catalog::Catalog;
 use crate::suggest::ordering;
+use walrelay_core::catalog::{self, Table};
+use walrelay_core::config::{OutboxConfig, TableName};
+use walrelay_core::decode::RelationColumn;
+use walrelay_core::error::{Error, Kind, Result};
+use walrelay_core::event::{Place, Polled, Via};
+use walrelay_core::position::Lsn;
+use walrelay_core::route::{Record, Router};
 
 /// The search for the newest row of a large table may take long.
 pub(in crate::cli) const LIMIT: &str = "set statement_timeout = '10s'";
@@ -83,7 +83,7 @@ impl Sampled<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::catalog::Column;
+    use walrelay_core::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
         let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();

@@ -3,11 +3,6 @@
 use crate::cli::progress::Bar;
 use crate::cli::sql::{Range, is_about_value};
 use crate::cli::survey::described;
-use walrelay_core::config::{OutboxConfig, TableName, ValueConfig};
-use walrelay_core::error::{Error, Kind, Result};
-use walrelay_core::event::{Place, Polled, Via};
-use walrelay_core::position::Lsn;
-use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table, quoted};
 use crate::postgres::sql::SqlSession;
@@ -17,6 +12,7 @@ use walrelay_core::config::{OutboxConfig, TableName, ValueConfig};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::{Place, Polled, Via};
 use walrelay_core::position::Lsn;
+
 use walrelay_core::route::Router;
 use walrelay_core::template::Template;
 

@@ -70,7 +70,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn beginning(ticket: Ticket, lsn: Lsn) -> Batch {
+    pub(crate) fn beginning(ticket: Ticket, lsn: Lsn) -> Batch {
         let now_us = now_us();
         Batch {
             began_us: now_us,
