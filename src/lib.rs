@@ -73,7 +73,7 @@
 //!   continue. Both are counted and logged. A message that cannot be decoded, a NULL id and a missing column always stop
 //!   the relay. No event is mistaken for another: the relay identifies an event of the slot by its place, and one of the
 //!   table by its row key and id (`source::row_key`).
-//! - **P4, memory.** `kafka.max_in_flight_bytes` bounds the bytes in flight, whatever the size of a transaction. No
+//! - **P4, memory.** `sink.max_in_flight_bytes` bounds the bytes in flight, whatever the size of a transaction. No
 //!   transaction is buffered.
 //! - **P5, back-pressure.** While Kafka is slow, the relay closes intake, and status updates continue. The relay ends a
 //!   session with a silent server.

@@ -76,14 +76,12 @@ fn hundredths_per_event(outbox: OutboxConfig) -> u64 {
         brokers: cluster.bootstrap_servers(),
         properties: BTreeMap::new(),
         id_headers: vec!["id".to_owned()],
-        max_in_flight_bytes: 64 << 20,
-        max_in_flight_events: 100_000,
         ..KafkaConfig::default()
     };
     let setup = Setup {
         slot: "counted".parse().unwrap(),
         outboxes: vec![outbox],
-        limits: Limits { events: kafka.max_in_flight_events, bytes: kafka.max_in_flight_bytes, each: 0 },
+        limits: Limits { events: 100_000, bytes: 64 << 20, each: 0 },
         delivery: DeliveryConfig::default(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,4 @@
-//! `walrelay config check`: the part of the survey that needs no Kafka, and the route of one row.
+//! `walrelay config check`: the part of the survey that needs no bus, and the route of one row.
 
 use clap::Args;
 use serde::Serialize;
@@ -18,9 +18,9 @@ use walrelay_core::config::{EventSource, OnError, OutboxConfig, TableName};
 use walrelay_core::error::{Error, Kind, NextCommand, Result};
 use walrelay_core::event::Shown as Id;
 
-use crate::sink::is_internal;
 use crate::sink::kafka::options::record_limit_bytes;
 use crate::sink::kafka::{fits_client, record_bytes};
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
 use crate::upkeep::writer;
@@ -114,9 +114,9 @@ pub(crate) async fn check(args: &CheckArgs, complete: &dyn Fn(NextCommand) -> Ne
 /// Adds what becomes of the row.
 fn judge(found: &Found, name: &TableName, on_error: OnError, survey: &mut Survey<'_>) {
     const CHECK: &str = "row";
-    if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| is_internal(&record.topic)) {
+    if let Some(Shown { topic, .. }) = found.record.as_ref().filter(|record| AnySink::is_internal(&record.topic)) {
         let found = format!(
-            "the row goes to {topic}, an internal topic of Kafka that rejects records: delivery.on_error decides what \
+            "the row goes to {topic}, an internal topic of the bus that rejects records: delivery.on_error decides what \
              happens to the event"
         );
         survey.warning(CHECK, name, found, None);

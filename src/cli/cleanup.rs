@@ -272,7 +272,7 @@ Exit codes:
   10  Postgres cannot be reached (11: refuses)
   15  the table does not exist, or foreign keys refer to its rows
   16  the published rows are not known
-  30  Kafka has the position and cannot be reached (31: refuses)";
+  30  the bus has the position and cannot be reached (31: refuses)";
 
 #[cfg(test)]
 mod tests {

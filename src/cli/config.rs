@@ -228,9 +228,10 @@ pub(crate) fn config(settings: &Settings, adopt_slot: bool) -> Result<Config> {
 /// Risks that the configuration allows, without secrets.
 pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     let mut warnings = settings.warnings().to_vec();
-    if config.sink != SinkKind::Kafka {
+    if !config.sink.kind.capabilities().delivers {
+        let kind: &str = config.sink.kind.into();
         warnings.push(format!(
-            "sink.kind is not kafka: no event reaches Kafka, and slot {} is confirmed as if each had",
+            "sink.kind is {kind}: no event reaches a bus, and slot {} is confirmed as if each had",
             config.source.slot
         ));
     }
@@ -239,7 +240,7 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     warnings.extend(weaknesses.map(|weakness| format!("Postgres: {weakness}")));
     warnings.dedup();
     warnings.extend(unverified(config));
-    let unencrypted = if config.sink == SinkKind::Kafka { unencrypted(&config.kafka) } else { Vec::new() };
+    let unencrypted = unencrypted(&config.kafka);
     if let Some(broker) = unencrypted.first() {
         warnings.push(format!(
             "Kafka: the connection to {broker} is not encrypted, and nobody knows who answers: see security.protocol of the \
@@ -252,7 +253,7 @@ pub(crate) fn warnings(settings: &Settings, config: &Config) -> Vec<String> {
     warnings
 }
 
-/// The options with which Kafka's server is not verified.
+/// The options with which the bus's server is not verified.
 pub(crate) fn unverified(config: &Config) -> impl Iterator<Item = String> {
     weakened(&config.kafka).into_iter().map(|weak| format!("Kafka's server is not verified: {weak}"))
 }

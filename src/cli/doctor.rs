@@ -35,7 +35,7 @@ The other codes are those with which run would end, or which it would retry, at 
   15  publication or table do not fit
   16  server, slot and stored position do not belong together
   21  a row makes a record that is too large
-  30  Kafka cannot be reached (31: refuses, or a topic does)";
+  30  the bus cannot be reached (31: refuses, or a topic does)";
 
 /// Prints the checks of both ends. `complete` adds the typed flags to a suggested command.
 pub(super) async fn doctor(args: &DoctorArgs, complete: &dyn Fn(NextCommand) -> NextCommand) -> Outcome {

@@ -46,8 +46,8 @@ pub(super) async fn exporter(args: &ExporterArgs) -> Outcome {
     let telemetry = Telemetry { metrics: Metrics::of_slot(), ..Telemetry::new(keys.http.ready_within) };
     let source = settings.source()?;
     telemetry.metrics.relays(&source, "");
-    // There is no Kafka here that could be away.
-    telemetry.health.connection(Side::Kafka, true);
+    // There is no bus here that could be away.
+    telemetry.health.connection(Side::Bus, true);
     let mut watch = SlotWatch::new(&source, &settings.outboxes()?, telemetry.clone(), true)?;
     tokio::select! {
         () = stop.at_least(Stop::Drain) => {}

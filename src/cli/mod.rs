@@ -12,7 +12,7 @@ use crate::config::model::KEYS;
 use crate::demo;
 use crate::relay;
 use crate::relay::stop::{Stop, on_signals};
-use crate::sink::kafka::native::linked_versions;
+use crate::sink::linked_libraries;
 use crate::telemetry::otel::Exporter;
 use crate::telemetry::service_manager::ServiceManager;
 use crate::telemetry::{Page, Telemetry, http, logging};
@@ -195,8 +195,9 @@ pub(crate) struct RunArgs {
 /// The version, its commit where the build knew it, and the libraries that are linked.
 fn long_version() -> String {
     let commit = option_env!("WALRELAY_COMMIT").map(|commit| format!(" ({commit})"));
-    let [librdkafka, openssl] = linked_versions();
-    format!("{}{}\n{librdkafka}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
+    // OpenSSL says its name itself.
+    let [(client, version), (_, openssl)] = linked_libraries();
+    format!("{}{}\n{client} {version}\n{openssl}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default())
 }
 
 #[derive(Debug, Args)]
@@ -228,12 +229,12 @@ Exit codes:
   0   told to stop; all acked events are confirmed
   2   the configuration is not valid
   3   told to stop, and events were not acked in time; the next start sends them
-  11  Postgres refuses (31: Kafka refuses)
+  11  Postgres refuses (31: the bus refuses)
   12  the server is not fit for logical replication
   14  the slot is missing, lost, or not walrelay's
   15  publication or table do not fit
   16  server, slot and stored position do not belong together
-  20  an event cannot be decoded or routed (21: Kafka refuses it)
+  20  an event cannot be decoded or routed (21: the bus refuses it)
   70  a bug
 The relay retries without limit after a fault that can pass, such as an unreachable server.";
 
@@ -389,7 +390,7 @@ async fn run(args: &RunArgs) -> Outcome {
         tracing::warn!(event = "configuration_warned", "{warning}");
     }
     let stop = on_signals()?;
-    let mut telemetry = Telemetry::new(config.http.ready_within);
+    let mut telemetry = Telemetry::new(config.http.ready_within).of_bus(config.sink.kind.bus());
     let pages = match config.http.listen {
         Some(addr) => Some(http::bind(addr).await?),
         None => None,

@@ -242,7 +242,7 @@ pub(crate) fn shell_word(text: &str) -> String {
     }
 }
 
-/// The placeholders in commands of Kafka's tools, with the brokers and the user of `config`.
+/// The placeholders in commands of the bus's tools, with the brokers and the user of `config`.
 pub(crate) fn tool_placeholders(config: &KafkaConfig) -> Vec<(&'static str, String)> {
     let value = |names: &[&str]| names.iter().find_map(|name| config.properties.get(*name)).map(Secret::expose);
     let mechanism = value(&["sasl.mechanism", "sasl.mechanisms"]).unwrap_or_default();

@@ -29,7 +29,7 @@ use walrelay_core::position::ServerIdentity;
 use walrelay_core::position::{Lsn, Position};
 use walrelay_core::route::Router;
 
-/// The longest wait for the stored position: the operator may ask because Kafka is down.
+/// The longest wait for the stored position: the operator may ask because the bus is down.
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which the operator is told why a temporary slot is not ready.
 const SLOT_PATIENCE: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ impl Subject {
         let cause = match timeout(STORED_TIMEOUT, load).await {
             Ok(Ok(stored)) => return stored,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "Kafka does not answer".to_owned(),
+            Err(_) => "the bus does not answer".to_owned(),
         };
         notes.push(format!(
             "the stored position is not known ({cause}): events that are delivered and not confirmed are included"
@@ -160,7 +160,7 @@ impl Peek {
         if facts.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some()) {
             return Err(in_use(&source.slot));
         }
-        // Before the slot is occupied: Kafka may take long to answer.
+        // Before the slot is occupied: the bus may take long to answer.
         let stored = match &mut notes {
             Some(notes) => subject.stored(notes).await,
             None => None,

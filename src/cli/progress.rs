@@ -55,7 +55,7 @@ impl Bar {
     }
 }
 
-/// A bar for records that are sent. A line says when Kafka does not answer, also where there is no terminal.
+/// A bar for records that are sent. A line says when the bus does not answer, also where there is no terminal.
 #[derive(Debug)]
 pub(crate) struct Sending {
     bar: Bar,
@@ -68,10 +68,10 @@ impl Sending {
         Sending { bar: Bar::new(output), what, is_answered: true }
     }
 
-    /// As [`Bar::at`]. `is_answered` tells whether Kafka answers.
+    /// As [`Bar::at`]. `is_answered` tells whether the bus answers.
     pub(crate) fn at(&mut self, done: u64, of: u64, is_answered: bool) {
         if self.is_answered && !is_answered {
-            self.bar.note("note: Kafka does not answer");
+            self.bar.note("note: the bus does not answer");
         }
         self.is_answered = is_answered;
         self.bar.at(done, Some(of), || self.what.to_owned());

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
 use crate::replay::{FoundRows, Replay, ReplayProgress, RowFilter, SendEnd, Survey, UpTo};
-use crate::sink::AnySink;
+use crate::sink::{AnySink, BusSink as _};
 use walrelay_core::config::TableName;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::Shown;
@@ -66,8 +66,8 @@ Exit codes:
   3   told to stop before all rows were published
   10  Postgres cannot be reached (11: refuses)
   15  the table does not exist, or lacks a required column
-  20  a row cannot be routed, and none was published (21: Kafka refuses one)
-  30  Kafka cannot be reached (31: refuses)";
+  20  a row cannot be routed, and none was published (21: the bus refuses one)
+  30  the bus cannot be reached (31: refuses)";
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const OTHERWISE: &str = "nothing was published";

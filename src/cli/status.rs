@@ -365,9 +365,9 @@ impl Report {
             ),
             (_, false) => error.remedy(Remedy::from("start a relay: ").and(run).and(
                 "; if one runs, its /readyz and its log name the reason why it does not stream: it may wait for a topic that \
-                 refuses records, or for Kafka",
+                 refuses records, or for the bus",
             )),
-            (_, true) => error.remedy("read the relay's log: Kafka may be slow or unreachable"),
+            (_, true) => error.remedy("read the relay's log: the bus may be slow or unreachable"),
         })
     }
 
@@ -638,7 +638,7 @@ mod tests {
         let mut row = json!({
             "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
             "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
-            "ready": true, "intake": "closed", "intake_detail": "kafka.max_in_flight_bytes is reached",
+            "ready": true, "intake": "closed", "intake_detail": "sink.max_in_flight_bytes is reached",
             "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
             "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
             "wal_status": "reserved", "two_phase": false,
@@ -675,9 +675,9 @@ mod tests {
             (json!({"confirmed_lsn": null}), none, "the slot is still being created"),
             (json!({"confirmed_lsn": null, "active": false}), none, "the slot is lost (it has no confirmed LSN)"),
             (
-                json!({"ready": false, "ready_detail": "not connected to kafka"}),
+                json!({"ready": false, "ready_detail": "not connected to Kafka"}),
                 none,
-                "the relay is not ready: not connected to kafka",
+                "the relay is not ready: not connected to Kafka",
             ),
             (json!({"ready": null}), none, ""),
             // A relay that polls needs no slot.
@@ -777,7 +777,7 @@ mod tests {
         stand-by    none
         readiness   ready
         judged by   -
-        intake      closed: kafka.max_in_flight_bytes is reached
+        intake      closed: sink.max_in_flight_bytes is reached
         parked      5 events, the oldest for 3 min (walrelay parked list)
         last heard  1.5 s ago
         confirmed   0/2000000

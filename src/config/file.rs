@@ -562,8 +562,8 @@ mod tests {
     #[test]
     fn a_size_may_be_a_number_or_text() {
         for (text, bytes) in [("1_048_576", 1 << 20), ("0x10000", 1 << 16), ("\"32MiB\"", 32 << 20)] {
-            let layers = read(&format!("[kafka]\nmax_in_flight_bytes = {text}")).unwrap();
-            assert_eq!(layers.base.model.kafka.max_in_flight_bytes, bytes);
+            let layers = read(&format!("[sink]\nmax_in_flight_bytes = {text}")).unwrap();
+            assert_eq!(layers.base.model.sink.max_in_flight_bytes, bytes);
         }
     }
 }

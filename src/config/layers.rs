@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override, toml_of};
 use super::model::{
-    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkKind, Slot, StateConfig,
+    Backlog, Http, KEYS, KafkaConfig, Log, Mode, Model, OnLoss, PollConfig, Shutdown, SinkConfig, Slot, StateConfig,
     StoreKind, StreamConfig, how_to_set,
 };
 use super::otel::{self, OtelConfig, otel};
+use super::sink_kind::SinkKind;
 use crate::conninfo::ConnInfo;
 use walrelay_core::config::draft::KAFKA_PROPERTIES;
 use walrelay_core::config::name::{SlotName, TableName, is_identifier, is_number};
@@ -28,7 +29,8 @@ pub struct Config {
     pub source: SourceConfig,
     /// The sources of events, and their routes. At least one; no two have the same source.
     pub outboxes: Vec<OutboxConfig>,
-    pub sink: SinkKind,
+    /// Where records go, and how many may be on their way.
+    pub sink: SinkConfig,
     pub kafka: KafkaConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -147,8 +149,7 @@ impl Settings {
     /// [`Kind::Config`] with each required key that is not set, or with each contradiction.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let Model { sink, mut delivery, http, log, shutdown, .. } = self.base.model.clone();
-        let sink = sink.kind;
-        if sink != SinkKind::Kafka {
+        if !sink.kind.capabilities().reads_back {
             delivery.read_tails = ReadTails::Never;
         }
         let mut errors = Errors::default();
@@ -267,7 +268,7 @@ impl Settings {
         if state.key.is_empty() {
             state.key = self.slot()?.to_string();
         }
-        if self.get("state.store").is_none() && self.base.model.sink.kind != SinkKind::Kafka {
+        if self.get("state.store").is_none() && !self.base.model.sink.kind.capabilities().keeps_position {
             state.store = StoreKind::Postgres;
         }
         Ok(state)
@@ -337,9 +338,9 @@ impl Settings {
             &format!("is {wait}, and delivery.retry_cap, the longest wait, is {cap} ({at})"),
             &format!("set delivery.retry_base to {cap} or less, or raise delivery.retry_cap"),
         )?;
-        let no_kafka = *sink != SinkKind::Kafka && state.store == StoreKind::Kafka;
+        let has_no_store = !sink.kind.capabilities().keeps_position && state.store == StoreKind::Kafka;
         let remedy = "set state.store to postgres, or leave it out";
-        base.refuse_if(no_kafka, "state.store", "is kafka, and sink.kind is not", remedy)?;
+        base.refuse_if(has_no_store, "state.store", "is kafka, and sink.kind is not", remedy)?;
         // A parked event is not given up.
         if matches!(delivery.on_error, OnError::Stop | OnError::Park) {
             return Ok(());
@@ -366,8 +367,8 @@ impl Settings {
             if wrong { Err(Error::new(Kind::Config, cause).remedy(remedy)) } else { Ok(()) }
         };
         refuse_if(
-            config.sink != SinkKind::Kafka,
-            "is done by Kafka's transactions, and sink.kind is not kafka",
+            !config.sink.kind.capabilities().transactions,
+            "needs transactions of the bus, and sink.kind has none",
             "set delivery.guarantee to at-least-once",
         )?;
         refuse_if(
@@ -780,7 +781,7 @@ mod tests {
         assert_eq!(outbox.aggregate_id, "aggregateid");
         assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
         assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
-        assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (16 << 20, 100_000));
+        assert_eq!((config.sink.max_in_flight_bytes, config.sink.max_in_flight_events), (16 << 20, 100_000));
         assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
         assert_eq!(config.state.key, "orders");
         assert_eq!(config.http.listen, None);
@@ -792,7 +793,7 @@ mod tests {
         let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'stdout'\n";
         let of = |text: &str| Settings::of(&format!("{least}{text}")).unwrap().config(false).unwrap();
         let config = of("");
-        assert_eq!((config.sink, config.state.store), (SinkKind::Stdout, StoreKind::Postgres));
+        assert_eq!((config.sink.kind, config.state.store), (SinkKind::Stdout, StoreKind::Postgres));
         assert_eq!(config.delivery.read_tails, ReadTails::Never);
         assert_eq!(of("state.store = 'slot'").state.store, StoreKind::Slot);
     }
@@ -803,8 +804,8 @@ mod tests {
             ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
             ("slot.wal_sender_timeout = '10'", "w.toml:4: slot.wal_sender_timeout cannot be \"10\""),
             ("slot.max_message_bytes = '2GiB'", "w.toml:4: slot.max_message_bytes cannot be \"2GiB\""),
-            ("kafka.max_in_flight_events = 0", "w.toml:4: kafka.max_in_flight_events cannot be 0"),
-            ("kafka.max_in_flight_bytes = -1", "w.toml:4: kafka.max_in_flight_bytes cannot be -1"),
+            ("sink.max_in_flight_events = 0", "w.toml:4: sink.max_in_flight_events cannot be 0"),
+            ("sink.max_in_flight_bytes = -1", "w.toml:4: sink.max_in_flight_bytes cannot be -1"),
             ("state.store = 'redis'", "w.toml:4: state.store cannot be \"redis\""),
             ("state.store = 'kafka'\nsink.kind = 'null'", "w.toml:4: state.store is kafka, and sink.kind is not"),
             ("state.topic = 'a b'", "w.toml:4: state.topic cannot be \"a b\""),
@@ -834,7 +835,7 @@ mod tests {
                 "delivery.guarantee = 'exactly-once'\nstate.store = 'postgres'",
                 "needs the position where the events are",
             ),
-            ("delivery.guarantee = 'exactly-once'\nsink.kind = 'null'", "is done by Kafka's transactions"),
+            ("delivery.guarantee = 'exactly-once'\nsink.kind = 'null'", "needs transactions of the bus"),
             ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
             (
                 "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",

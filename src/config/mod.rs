@@ -7,17 +7,20 @@
 //! | `file` | the file and the values over it, read into the model; the origin of each value |
 //! | `layers` | flag over environment over file over default; from the model to a `Config` without contradictions |
 //! | `otel` | the collector of spans |
+//! | `sink_kind` | the buses, and what each can do |
 //! | `written` | configuration files that walrelay writes |
 
 pub(crate) mod file;
 pub(crate) mod layers;
 pub(crate) mod model;
 pub(crate) mod otel;
+pub(crate) mod sink_kind;
 pub(crate) mod written;
 
 pub use file::ConfigFile;
 pub(crate) use layers::{Config, SourceConfig};
 pub use layers::{Environment, Flags, Settings};
-pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, SinkKind, StateConfig, StoreKind};
-pub use model::{KafkaConfig, StreamConfig};
+pub(crate) use model::{Backlog, LogFormat, Mode, OnLoss, OverBudget, StateConfig, StoreKind};
+pub use model::{KafkaConfig, SinkConfig, StreamConfig};
 pub(crate) use otel::OtelConfig;
+pub use sink_kind::{Bus, SinkKind};

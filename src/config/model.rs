@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
 
+use crate::config::sink_kind::SinkKind;
 use walrelay_core::config::draft::{ENVELOPE, HEADERS, KAFKA_PROPERTIES};
 use walrelay_core::config::outbox::{Format, Outbox, RouteConfig};
 use walrelay_core::config::text;
@@ -34,7 +35,7 @@ pub(crate) struct Model {
     pub upkeep: UpkeepSession,
     pub route: RouteConfig,
     pub format: Format,
-    pub sink: Sink,
+    pub sink: SinkConfig,
     pub kafka: KafkaConfig,
     pub delivery: DeliveryConfig,
     pub state: StateConfig,
@@ -201,26 +202,21 @@ pub struct PollConfig {
     pub pending_interval: Duration,
 }
 
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+/// Where records go, and how many may be on their way.
+#[derive(Debug, Clone, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Sink {
+pub struct SinkConfig {
     /// Where records go. Kafka: the others are for trying walrelay out.
     pub kind: SinkKind,
-}
-
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
-)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum SinkKind {
-    /// To Kafka
-    #[default]
-    Kafka,
-    /// To standard output, one JSON object per record
-    Stdout,
-    /// Nowhere
-    Null,
+    /// Bytes of keys, values and headers in flight: the bound on memory (P4). 16 MiB: 100 MiB/s times an ack of 150 ms.
+    /// Over 8 partitions of a near broker, 8 to 32 MiB give the same throughput, and 32 MiB cost 14 MiB more memory.
+    #[default(16 << 20)]
+    #[serde(with = "Within::<Bytes, { 64 * KIB }, { 64 * GIB }>")]
+    pub max_in_flight_bytes: usize,
+    /// Events in flight. 100,000: as many as librdkafka takes.
+    #[default(100_000)]
+    #[serde(with = "Within::<Count, 1, 10_000_000>")]
+    pub max_in_flight_events: usize,
 }
 
 /// The settings of the producer.
@@ -229,15 +225,6 @@ pub enum SinkKind {
 pub struct KafkaConfig {
     /// `bootstrap.servers`. Required: no broker can be guessed.
     pub brokers: String,
-    /// Bytes of keys, values and headers in flight: the bound on memory (P4). 16 MiB: 100 MiB/s times an ack of 150 ms.
-    /// Over 8 partitions of a near broker, 8 to 32 MiB give the same throughput, and 32 MiB cost 14 MiB more memory.
-    #[default(16 << 20)]
-    #[serde(with = "Within::<Bytes, { 64 * KIB }, { 64 * GIB }>")]
-    pub max_in_flight_bytes: usize,
-    /// Events in flight. 100,000: librdkafka's own bound on its queue.
-    #[default(100_000)]
-    #[serde(with = "Within::<Count, 1, 10_000_000>")]
-    pub max_in_flight_events: usize,
     /// librdkafka properties, already checked against those that would break a promise. Read from [`KAFKA_PROPERTIES`].
     #[serde(skip)]
     pub properties: BTreeMap<String, Secret>,

@@ -69,12 +69,12 @@ impl Broker {
         });
         let done = asked.await.map_err(|error| Error::new(Kind::Bug, format!("asking Kafka: {error}")))?;
         done.map_err(|error| {
-            if error.kind() == Kind::KafkaUnreachable {
+            if error.kind() == Kind::BusUnreachable {
                 return error
                     .remedy("see whether --brokers names a broker that can be reached from here, or leave it out");
             }
             error
-                .with_kind(Kind::KafkaRefused)
+                .with_kind(Kind::BusRefused)
                 .remedy("allow this client to create and delete topics, or leave out --brokers")
         })
     }
@@ -84,8 +84,6 @@ impl Broker {
             brokers: self.brokers.clone(),
             properties: BTreeMap::new(),
             id_headers: Vec::new(),
-            max_in_flight_bytes: 1,
-            max_in_flight_events: 1,
             ..KafkaConfig::default()
         })
         .map(Options::impatient)

@@ -29,7 +29,7 @@ pub(crate) async fn drain<S: Sink>(
             if error.kind().halts() {
                 return Err(error);
             }
-            tracing::warn!(event = "last_acks_failed", %error, "Kafka failed while the last acks were waited for");
+            tracing::warn!(event = "last_acks_failed", %error, "the bus failed while the last acks were waited for");
             return Ok(false);
         }
         let now = Instant::now();

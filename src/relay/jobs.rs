@@ -15,7 +15,7 @@ use crate::relay::recovery::can_go_on;
 use crate::relay::session::Session;
 use crate::relay::shared_loop::Job;
 use crate::relay::store::AnyStore;
-use crate::sink;
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, PendingRow, WalPosition};
 use crate::source::watch::{Fingerprint, Look, Versioned};
 use walrelay_core::config::unit::human_bytes;
@@ -235,7 +235,7 @@ async fn read_tail(config: Config, mut tail: Tail) -> Done {
     let until = Instant::now() + TAIL_TIMEOUT;
     let reading = tokio::task::spawn_blocking(move || {
         let topic = tail.topic.clone();
-        let read = sink::read_back(&config, &topic, until.into_std(), &mut |record| tail.take(record));
+        let read = AnySink::read_back(&config, &topic, until.into_std(), &mut |record| tail.take(record));
         (tail, read)
     });
     // A little more than the time-out, so that what was read in time arrives.
@@ -243,7 +243,7 @@ async fn read_tail(config: Config, mut tail: Tail) -> Done {
         Ok(Ok((tail, read))) => Done::Tail(topic, Some(tail), read),
         Ok(Err(error)) => Done::Tail(topic, None, Err(Error::new(Kind::Bug, error))),
         Err(_) => {
-            let late = Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));
+            let late = Error::new(Kind::BusUnreachable, format!("topic {topic} could not be read in time"));
             Done::Tail(topic, None, Err(late))
         }
     }
@@ -405,11 +405,11 @@ impl HeldCommits {
         now.saturating_duration_since(*self.since.get_or_insert(now)) >= HELD_MAX
     }
 
-    /// The reason to leave the stream. `all_acked` says that Kafka owes nothing.
+    /// The reason to leave the stream. `all_acked` says that the bus owes nothing.
     pub(super) fn error(all_acked: bool) -> Error {
         let (kind, missing) = match all_acked {
             true => (Kind::PostgresUnreachable, "nothing that was acked was parked or stored"),
-            false => (Kind::KafkaUnreachable, "no event was acked"),
+            false => (Kind::BusUnreachable, "no event was acked"),
         };
         let seconds = HELD_MAX.as_secs();
         let cause = format!(
@@ -434,7 +434,7 @@ mod tests {
         assert!((30..39).all(|second| !held.is_too_long(false, 19, lsn(29), at(second))), "none waits any more");
         let late = |held: &mut HeldCommits, second| held.is_too_long(true, 19, lsn(29), at(second));
         assert!(!late(&mut held, 40) && !late(&mut held, 42) && late(&mut held, 43));
-        assert_eq!(HeldCommits::error(false).kind(), Kind::KafkaUnreachable);
+        assert_eq!(HeldCommits::error(false).kind(), Kind::BusUnreachable);
         assert_eq!(HeldCommits::error(true).kind(), Kind::PostgresUnreachable, "the producer stays");
     }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Config, SinkKind};
+use crate::config::Config;
 use crate::state::Stored;
 use crate::telemetry::{Metrics, Telemetry};
 use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
@@ -61,10 +61,10 @@ const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let (retention, metrics) = (config.clone(), telemetry.metrics.clone());
     let promised = if config.delivery.transactions().is_some() { "exactly-once" } else { "at-least-once" };
-    let brokers = (config.sink == SinkKind::Kafka).then_some(config.kafka.brokers.as_str());
+    let bus = config.sink.kind.bus().name;
     tracing::info!(
         event = "starting", version = env!("CARGO_PKG_VERSION"), slot = %config.source.slot,
-        database = config.source.database.describe(), brokers,
+        database = config.source.database.describe(), bus,
         mode = format!("{:?}", config.source.mode).to_lowercase(), guarantee = promised, "starting"
     );
     let mut relay = Relay::new(config, telemetry)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::sink::reduce_batches;
+use crate::sink::{AnySink, BusSink as _};
 use crate::telemetry::{Side, Telemetry};
 use walrelay_core::config::{OnError, OutboxConfig};
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
@@ -15,7 +15,7 @@ use walrelay_core::publisher::quarantine::Quarantine;
 /// The first wait: a server that is restarted may be back within a second.
 const FIRST: Duration = Duration::from_millis(50);
 /// The factor from each wait to the next. For Postgres a wait comes to less than a tenth of the time since the first, so that
-/// the end of a restart of some seconds is noticed within half of one. A try of Kafka costs a producer, and a server that
+/// the end of a restart of some seconds is noticed within half of one. A try of the bus costs a producer, and a server that
 /// refuses writes takes none before somebody has mended something.
 const RESTART_FACTOR: f64 = 1.07;
 const FACTOR: f64 = 2.0;
@@ -81,13 +81,12 @@ impl Outage {
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
         let is_record = error.kind() == Kind::RecordTooLarge;
         let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
-        if let Some(batch_bytes) = record_bytes.and_then(|record_bytes| reduce_batches(&mut config.kafka, record_bytes))
-        {
+        let reduced = record_bytes.and_then(|record_bytes| AnySink::reduce_batches(config, record_bytes));
+        if let Some((batch_bytes, how)) = reduced {
             tracing::warn!(event = "batches_reduced", slot = %config.source.slot, batch_bytes, %error,
-                "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
-                 batch.size below max.message.bytes of the topic)");
+                "the broker refuses batches for their size; sending smaller ones (to avoid this, {how})");
             if is_record {
-                return Ok(Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")));
+                return Ok(Error::new(Kind::BusUnreachable, format!("trying smaller batches: {error}")));
             }
         }
         if error.kind().halts() { Err(halting(error, config)) } else { Ok(error) }
@@ -107,7 +106,7 @@ impl Outage {
         if std::mem::replace(&mut self.learned, quarantine.learned()) < quarantine.learned() {
             self.backoff.start_over();
         }
-        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
+        let side = if error.kind().ends_producer() { Side::Bus } else { Side::Postgres };
         let wait = self.backoff.next_wait(error.kind());
         telemetry.metrics.retry(side);
         telemetry.failed(error);
@@ -127,7 +126,7 @@ impl Outage {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
             let event = match side {
-                Side::Kafka => "producer_failed",
+                Side::Bus => "producer_failed",
                 Side::Postgres if error.kind() == Kind::PostgresUnwritable => "write_refused",
                 Side::Postgres => "postgres_disconnected",
             };
@@ -292,7 +291,7 @@ mod tests {
     #[test]
     fn waits_grow_to_the_longest_and_start_over() {
         for (error, tries) in
-            [(Kind::KafkaUnreachable, 10), (Kind::PostgresUnwritable, 10), (Kind::PostgresUnreachable, 90)]
+            [(Kind::BusUnreachable, 10), (Kind::PostgresUnwritable, 10), (Kind::PostgresUnreachable, 90)]
         {
             let mut backoff = Backoff { tries: 0, full: Duration::ZERO, random: fastrand::Rng::with_seed(1) };
             let waits: Vec<_> = (0..2 * tries).map(|_| backoff.next_wait(error)).collect();

@@ -8,8 +8,8 @@ use crate::config::Config;
 use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::store::Known;
-use crate::sink::RECORD_COST_BYTES;
-use crate::sink::{AnySink, SinkHandle};
+use crate::sink::record_cost_bytes;
+use crate::sink::{AnySink, BusSink as _, SinkHandle};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::event::RowId;
 use walrelay_core::ledger::Limits;
@@ -55,7 +55,7 @@ impl RelayProducer {
         }
     }
 
-    /// Those of these topics that Kafka does not have. A producer that publishes from the slot does not ask.
+    /// Those of these topics that the bus does not have. A producer that publishes from the slot does not ask.
     pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match &self.state {
             State::New(sink) => sink.missing(topics, timeout).await,
@@ -250,9 +250,9 @@ fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs 
 /// The configuration of a publisher.
 pub(crate) fn setup_of(config: &Config) -> Setup {
     let limits = Limits {
-        events: config.kafka.max_in_flight_events,
-        bytes: config.kafka.max_in_flight_bytes,
-        each: RECORD_COST_BYTES,
+        events: config.sink.max_in_flight_events,
+        bytes: config.sink.max_in_flight_bytes,
+        each: record_cost_bytes(config.sink.kind),
     };
     Setup {
         slot: config.source.slot.clone(),

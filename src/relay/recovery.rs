@@ -321,7 +321,7 @@ fn choices(config: &Config) -> Remedy {
         backlogs(config)
     ))
     .and(NextCommand::new("verify").option("slot", &config.source.slot))
-    .and("` says what is missing in Kafka")
+    .and("` says what is missing in the bus")
 }
 
 /// Whether rows of this table can be read as they have to be.

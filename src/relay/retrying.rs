@@ -6,7 +6,7 @@
 //! (P2).
 //!
 //! A fault of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one: it is logged
-//! once, and the aggregate is retried after a pause. Only Kafka, or a session that is gone, ends a pass.
+//! once, and the aggregate is retried after a pause. Only the bus, or a session that is gone, ends a pass.
 
 mod producer;
 
@@ -57,7 +57,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const HEADS_MAX: i64 = 1_000;
 /// Events sent before their acks are waited for.
 const BATCH_EVENTS: i64 = 200;
-/// One event is this many times in memory: from Postgres, as it was parked, as a record, and as librdkafka's copy.
+/// One event is this many times in memory: from Postgres, as it was parked, as a record, and as the client's copy.
 const COPIES: usize = 4;
 /// So long of a pass may go to aggregates that were blocked before, so long to requested drops, and so long to further looks.
 const LONG: Duration = Duration::from_secs(5);
@@ -552,10 +552,10 @@ impl RetryRun<'_> {
         }
     }
 
-    /// The next events of an aggregate. Either Kafka has all of them, which is not in the table yet, or none.
+    /// The next events of an aggregate. Either the bus has all of them, which is not in the table yet, or none.
     async fn read(&self, head: &AggregateHead, alone: bool) -> Result<Vec<ParkedRow>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
-        let limit = Limit { events, bytes: self.shared.config.kafka.max_in_flight_bytes / COPIES };
+        let limit = Limit { events, bytes: self.shared.config.sink.max_in_flight_bytes / COPIES };
         let mut held = self
             .marker
             .held(head, limit)

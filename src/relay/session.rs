@@ -24,7 +24,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::recovery::{Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog};
 use crate::relay::store::{AnyStore, Known, once_reachable, read_position};
 use crate::relay::stream_reader::StreamReader;
-use crate::sink::{AnySink, SinkHandle, Transactional};
+use crate::sink::{AnySink, BusSink as _, SinkHandle, Transactional};
 use crate::source::control::{Control, WalPosition, timeline};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot, Warning};
@@ -195,12 +195,12 @@ impl Owned<'_> {
     ) -> Result<Option<Start>> {
         let Owned { config, facts, server, history, control, marker } = self;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
-        let kafka_cluster = producer.cluster_id().await?;
+        let cluster_id = producer.cluster_id().await?;
         let (mut store, loaded) = read_position(config, producer, control, known, &server).await?;
         // Read again now that the slot is ours: its previous relay may have continued while this one connected.
         let now = control.wal_position().await?;
         let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = SlotNow { kafka_cluster, ..slot_now(config, facts, confirmed_flush) };
+        let slot = SlotNow { cluster_id, ..slot_now(config, facts, confirmed_flush) };
         if needs_table(config, loaded.as_ref(), &server, &slot, now.wal_end, &history) {
             return Ok(None);
         }
@@ -280,10 +280,10 @@ impl Lease {
         let control = Control::start(sql, config);
         let (server, history) = identify_by_any(config, &facts, control.timeline(), why).await?;
         let (producer, sink) = own(config, producer, &server.system_identifier).await?;
-        let kafka_cluster = producer.cluster_id().await?;
+        let cluster_id = producer.cluster_id().await?;
         let (store, loaded) = read_position(config, producer, &control, known, &server).await?;
         let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let slot = SlotNow { kafka_cluster, ..slot_now(config, &facts, confirmed_flush) };
+        let slot = SlotNow { cluster_id, ..slot_now(config, &facts, confirmed_flush) };
         let fresh = identity(server, slot.clone(), loaded.as_ref());
         let found = Found { config, loaded: loaded.as_ref(), facts: &facts, slot: &slot, history: &history };
         let (task, stored) = match why {
@@ -363,7 +363,7 @@ async fn identify_by_any(
 }
 
 /// The producer that outlives sessions, as it was `given`, or one of this session's own, which has fenced all before it.
-/// Call only with slot or lease. Waits for Kafka for as long as it takes.
+/// Call only with slot or lease. Waits for the bus for as long as it takes.
 async fn own(
     config: &Config,
     given: Option<SinkHandle>,
@@ -378,8 +378,8 @@ async fn own(
     let id = transactions.transactional_id(system_identifier, slot.as_str());
     let of = Transactional { id, timeout: transactions.timeout };
     let tell = |error: &Error| {
-        tracing::warn!(event = "kafka_transactions_awaited", %slot, %error,
-            "Kafka transactions are not available yet; holding the slot until they are");
+        tracing::warn!(event = "transactions_awaited", %slot, %error,
+            "transactions of the bus are not available yet; holding the slot until they are");
     };
     let sink = once_reachable(|| AnySink::transactional(config, &of), tell).await?;
     tracing::debug!(%slot, id = of.id, "older producers are fenced");
@@ -400,14 +400,14 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
         table_oids: slot.table_oids,
         membership_oids: slot.membership_oids,
         message_prefixes: slot.message_prefixes,
-        kafka_cluster: slot.kafka_cluster.or_else(|| loaded?.kafka_cluster.clone()),
+        cluster_id: slot.cluster_id.or_else(|| loaded?.cluster_id.clone()),
         published: loaded.and_then(|loaded| loaded.published.clone()),
         stream_only: loaded.map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
         catch_up: loaded.and_then(|loaded| loaded.catch_up.clone()),
     }
 }
 
-/// Without the cluster of Kafka, which only a client of it knows.
+/// Without the cluster of the bus, which only a client of it knows.
 pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
     SlotNow {
@@ -418,7 +418,8 @@ pub(crate) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
         table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
         membership_oids: memberships(&fingerprints),
         message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
-        kafka_cluster: None,
+        cluster_id: None,
+        bus: config.sink.kind.bus(),
     }
 }
 
@@ -493,7 +494,7 @@ pub(crate) async fn start_from(
     client: &Client,
     facts: &Facts,
     loaded: Option<&Stored>,
-    kafka_cluster: Option<String>,
+    cluster_id: Option<String>,
 ) -> Result<Vec<Warning>> {
     let source = &config.source;
     let why = polls_because(source, facts).map_or(TableReason::Gap, TableReason::Poll);
@@ -501,7 +502,7 @@ pub(crate) async fn start_from(
     let (server, history) = identify_by_any(config, facts, timeline, &why).await?;
     let facts = &Facts { wal_end: preflight::wal_end(client, &source.slot).await?, ..facts.clone() };
     let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-    let slot = &SlotNow { kafka_cluster, ..slot_now(config, facts, confirmed_flush) };
+    let slot = &SlotNow { cluster_id, ..slot_now(config, facts, confirmed_flush) };
     let fresh = identity(server.clone(), slot.clone(), loaded);
     let found = Found { config, loaded, facts, slot, history: &history };
     // The survey of the server has told these.

@@ -9,7 +9,7 @@
 //! 3. deliveries: they make room, so they come before what takes it;
 //! 4. the end of a batch of write-backs, and results of retries of parked events;
 //! 5. the end of the SQL session: it hears of a shutdown of Postgres first (P7);
-//! 6. the connection to Kafka.
+//! 6. the connection to the bus.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
-use crate::sink::AnySink;
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
 use crate::telemetry::health::{ToDo, stalled_fix, wal_not_sent_fix};
 use crate::telemetry::otel::Spans;
@@ -118,15 +118,15 @@ pub(super) enum SharedInput {
     WrittenBack(Result<BatchEnd>),
     Retried(RetryReport),
     Control(sql::Ended),
-    /// Whether Kafka answers; an error where the producer will deliver nothing any more.
-    Kafka(Result<Connection>),
+    /// Whether the bus answers; an error where the producer will deliver nothing any more.
+    Bus(Result<Connection>),
 }
 
 pub(super) struct SharedLoop<'a> {
     pub(super) process: Process<'a>,
     /// The session that holds the slot's or the table's lease.
     pub(super) control: Fuse<Job<sql::Ended>>,
-    kafka: KafkaWatch,
+    bus: BusWatch,
     session: Option<WriteSession>,
     writing_back: Fuse<Job<Result<BatchEnd>>>,
     pub(super) refused_writes: RefusedWrites,
@@ -157,7 +157,7 @@ impl<'a> SharedLoop<'a> {
         let database = marker.as_ref().map(|marker| marker.database.clone());
         SharedLoop {
             control: fused(control.closed()),
-            kafka: KafkaWatch::new(&publisher.sink, telemetry),
+            bus: BusWatch::new(&publisher.sink, telemetry),
             session: marker.map(WriteSession::Open),
             writing_back: Fuse::terminated(),
             refused_writes: RefusedWrites::new(),
@@ -190,7 +190,7 @@ impl<'a> SharedLoop<'a> {
             done = &mut self.writing_back => SharedInput::WrittenBack(done),
             tried = self.retrying.next(), if retries => SharedInput::Retried(tried),
             end = &mut self.control => SharedInput::Control(end),
-            answers = self.kafka.changed() => SharedInput::Kafka(answers),
+            answers = self.bus.changed() => SharedInput::Bus(answers),
         }
     }
 
@@ -227,13 +227,13 @@ impl<'a> SharedLoop<'a> {
             SharedInput::WrittenBack(Err(error)) => self.refused_write_back(error, publisher)?,
             SharedInput::Retried(tried) => publisher.parking.retried(tried, &config.source.slot),
             SharedInput::Control(end) => return Err(end.error().clone()),
-            SharedInput::Kafka(connection) => {
+            SharedInput::Bus(connection) => {
                 let fault = match connection? {
                     Connection::Up => None,
-                    Connection::Down { cause, .. } => Some(Error::new(Kind::KafkaUnreachable, cause)),
+                    Connection::Down { cause, .. } => Some(Error::new(Kind::BusUnreachable, cause)),
                     Connection::Refused(error) => Some(error),
                 };
-                telemetry.connected(Side::Kafka, fault.is_none());
+                telemetry.connected(Side::Bus, fault.is_none());
                 fault.iter().for_each(|error| telemetry.failed(error));
             }
         }
@@ -379,8 +379,8 @@ impl<'a> SharedLoop<'a> {
             tracing::warn!(event = "wal_not_sent", %slot, %error, fix = error.what_to_do(), "Postgres sends no WAL");
             error
         } else {
-            let fix = stalled_fix(telemetry.metrics.in_flight_events.get());
-            let error = Error::new(Kind::KafkaUnreachable, reason).remedy(fix);
+            let fix = stalled_fix(telemetry.bus, telemetry.metrics.in_flight_events.get());
+            let error = Error::new(Kind::BusUnreachable, reason).remedy(fix);
             tracing::warn!(event = "stalled", %slot, %error, fix = error.what_to_do(), "no event is acked");
             error
         };
@@ -455,21 +455,21 @@ impl OldestTransaction {
     }
 }
 
-struct KafkaWatch {
+struct BusWatch {
     connection: watch::Receiver<Connection>,
     /// Why the producer will deliver nothing any more: once.
     unusable: Fuse<Job<Error>>,
 }
 
-impl KafkaWatch {
-    fn new(sink: &AnySink, telemetry: &Telemetry) -> KafkaWatch {
+impl BusWatch {
+    fn new(sink: &AnySink, telemetry: &Telemetry) -> BusWatch {
         let (mut connection, handle) = (sink.watch_connection(), sink.handle());
-        telemetry.connected(Side::Kafka, *connection.borrow_and_update() == Connection::Up);
-        KafkaWatch { connection, unusable: fused(async move { handle.unusable().await }) }
+        telemetry.connected(Side::Bus, *connection.borrow_and_update() == Connection::Up);
+        BusWatch { connection, unusable: fused(async move { handle.unusable().await }) }
     }
 
-    /// Waits for a change, and says whether Kafka answers. Safe to cancel.
-    /// Errors: Kafka refuses the producer for good: once.
+    /// Waits for a change, and says whether the bus answers. Safe to cancel.
+    /// Errors: the bus refuses the producer for good: once.
     async fn changed(&mut self) -> Result<Connection> {
         tokio::select! {
             biased;

@@ -6,7 +6,7 @@
 //! The lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's
 //! queue when the loop does not. After a stop of the process, that thread runs as soon as any other.
 //!
-//! It is no fence: what librdkafka has handed to the operating system is on its way (docs/explanation/delivery.md).
+//! It is no fence: what the client has handed to the operating system is on its way (docs/explanation/delivery.md).
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -164,7 +164,7 @@ impl Beat {
             event = "records_dropped",
             records,
             silent_ms = stood_ms,
-            "another relay may have the slot: records that Kafka has not acked are dropped, and read again"
+            "another relay may have the slot: records that the bus has not acked are dropped, and read again"
         );
     }
 }
@@ -206,6 +206,7 @@ mod tests {
 
     use super::*;
     use crate::config::KafkaConfig;
+    use crate::sink::BusSink as _;
     use crate::sink::{AnySink, KafkaSink};
     use walrelay_core::ledger::Ticket;
     use walrelay_core::route::Record;
@@ -233,8 +234,6 @@ mod tests {
             brokers: "127.0.0.1:1".to_owned(),
             properties: BTreeMap::new(),
             id_headers: Vec::new(),
-            max_in_flight_bytes: 1_000,
-            max_in_flight_events: 10,
             ..KafkaConfig::default()
         };
         let mut sink = AnySink::from(KafkaSink::connect(&config).unwrap());

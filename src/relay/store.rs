@@ -99,10 +99,10 @@ impl AnyStore {
     }
 }
 
-/// How soon Kafka is asked again where it cannot be reached.
+/// How soon the bus is asked again where it cannot be reached.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Repeats `attempt` for as long as Kafka cannot be reached, and calls `tell` with the first such error.
+/// Repeats `attempt` for as long as the bus cannot be reached, and calls `tell` with the first such error.
 pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     attempt: impl Fn() -> F,
     tell: impl FnOnce(&Error),
@@ -110,7 +110,7 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     let mut tell = Some(tell);
     loop {
         match attempt().await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable => {
+            Err(error) if error.kind() == Kind::BusUnreachable => {
                 if let Some(tell) = tell.take() {
                     tell(&error);
                 }
@@ -121,7 +121,7 @@ pub(super) async fn once_reachable<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes. What this process could not store
+/// Opens the store and reads it; while the bus cannot be reached, for as long as it takes. What this process could not store
 /// counts as stored.
 pub(super) async fn read_position(
     config: &Config,
@@ -156,7 +156,7 @@ mod tests {
             server: ServerIdentity { system_identifier: "7000".to_owned(), timeline },
             slot: "orders".to_owned(),
             position: Position::at(Lsn::new(lsn)),
-            kafka_cluster: None,
+            cluster_id: None,
             publication_oid: 10,
             publication_version: String::new(),
             table_oids: Vec::new(),

@@ -17,7 +17,7 @@ const RESUMED: u32 = BACKLOG - 2;
 const REST: Duration = Duration::from_micros(500);
 /// A rest is worth its latency where it brings some dozen rows.
 const WORTH_BYTES: usize = 8 * 1024;
-/// A read batch: some two thousand rows. Kafka's partitions share it, and small batches cost a broker as much as large ones.
+/// A read batch: some two thousand rows. The bus's partitions share it, and small batches cost a broker as much as large ones.
 const READ_BATCH_BYTES: usize = 1 << 20;
 /// A read batch of this much is no chance: 10,000 events a second take as long for it as [`GATHERED_WITHIN`]. A rest that adds
 /// little to it is followed by another, up to [`DRY_AFTER`].
@@ -68,7 +68,7 @@ impl StreamReader {
         StreamReader { wal, has_more: false, noticed: None, pacer: ReadPacer::new(Instant::now()), alarm: Alarm::new() }
     }
 
-    /// Whether the bytes that were read wait for more: larger read batches make larger batches for Kafka. Not without `room`
+    /// Whether the bytes that were read wait for more: larger read batches make larger batches for the bus. Not without `room`
     /// for more: whether the socket is dry is not known then.
     pub(super) fn gathers(&mut self, room: bool) -> bool {
         room && !self.has_more && self.pacer.gathers(Instant::now(), self.wal.buffered_bytes())

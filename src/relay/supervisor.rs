@@ -19,7 +19,7 @@ use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
 use crate::relay::{drain, replication, table};
-use crate::sink::{AnySink, unless_there};
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
 use crate::telemetry::{Side, Telemetry};
@@ -43,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often it is looked whether it could take over.
 const FIT_EVERY: Duration = Duration::from_secs(5);
 
-/// How long Kafka has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
+/// How long the bus has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A session that lasted this long was a good one, and the next outage is another.
@@ -124,7 +124,7 @@ impl Relay {
                 }
             }
             if stop.asked() == Stop::No {
-                error = until_stopped(stop, error.clone(), unless_there(error, &self.config.kafka)).await;
+                error = until_stopped(stop, error.clone(), AnySink::judged(error, &self.config)).await;
                 let quarantine = self.producer.newest_quarantine();
                 let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
@@ -174,7 +174,7 @@ impl Relay {
         }
     }
 
-    /// Checks Kafka and Postgres, and begins to stream where the slot has everything.
+    /// Checks the bus and Postgres, and begins to stream where the slot has everything.
     async fn open(&mut self) -> Result<Opened> {
         let Config { delivery, source, .. } = &self.config;
         let dead_letters =
@@ -203,7 +203,7 @@ impl Relay {
         let same_server = self.served.as_ref().is_none_or(|served| *served == session.start.identity.server);
         self.served = Some(session.start.identity.server.clone());
         self.config.state.adopt_slot = false;
-        self.config.kafka.cluster_id.clone_from(&session.start.identity.kafka_cluster);
+        self.config.kafka.cluster_id.clone_from(&session.start.identity.cluster_id);
         let (start, published) = (session.start.identity.position, session.start.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         if self.walsender_pid.replace(session.walsender_pid).is_some() {
@@ -333,7 +333,7 @@ impl Relay {
             Some(_) | None => self.known.left.lock().forget(),
         }
         self.served = Some(lease.stored.server.clone());
-        self.config.kafka.cluster_id.clone_from(&lease.stored.kafka_cluster);
+        self.config.kafka.cluster_id.clone_from(&lease.stored.cluster_id);
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that an operator requests again are published, delivered or not.
@@ -375,8 +375,8 @@ impl Relay {
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report_counts(&self.telemetry, pipeline.publisher.counts(), before);
         if !drained? {
-            let what = "Kafka does not ack the in-flight records; reading the table after them";
-            return Err(Error::new(Kind::KafkaUnreachable, what));
+            let what = "the bus does not ack the in-flight records; reading the table after them";
+            return Err(Error::new(Kind::BusUnreachable, what));
         }
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
@@ -453,7 +453,7 @@ impl Relay {
         if self.producer.has_in_flight().await {
             tracing::warn!(
                 event = "records_dropped",
-                "records that Kafka has not acked are dropped: the other relay publishes them"
+                "records that the bus has not acked are dropped: the other relay publishes them"
             );
             self.producer.replace(&self.config).await;
         }

@@ -28,7 +28,7 @@ use crate::relay::session::{Lease, version};
 use crate::relay::shared_loop::{Ended, OldestTransaction, Process};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{OutboxTable, Query, TableLoop};
-use crate::sink::AnySink;
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::{Control, OldTransaction};
 use crate::source::preflight::{self, Facts};
 use crate::source::watch::Fingerprint;

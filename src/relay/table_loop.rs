@@ -392,8 +392,8 @@ impl<'a> TableLoop<'a> {
             return Ok(());
         }
         if self.publisher.transaction.is_used() && !self.publisher.is_drained() {
-            let what = "rows of a Kafka transaction are not acked; aborting it, and reading them again";
-            return Err(Error::new(Kind::KafkaUnreachable, what));
+            let what = "rows of a transaction of the bus are not acked; aborting it, and reading them again";
+            return Err(Error::new(Kind::BusUnreachable, what));
         }
         self.publisher.batches.seal();
         failpoint::reached("progress");
@@ -415,7 +415,7 @@ impl<'a> TableLoop<'a> {
         Ok(())
     }
 
-    /// Counts a Kafka transaction that is open when nothing more is read: it is never committed.
+    /// Counts a transaction of the bus that is open when nothing more is read: it is never committed.
     pub(super) fn count_given_up(&self) {
         if self.publisher.transaction.is_open() {
             self.shared.process.telemetry.metrics.given_up_transactions.inc();

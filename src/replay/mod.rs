@@ -28,7 +28,7 @@ use crate::relay::RETRY_INTERVAL;
 use crate::relay::drain::{DRAIN_TIMEOUT, drain};
 use crate::relay::setup_of;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::sink::AnySink;
+use crate::sink::{AnySink, BusSink as _};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::parked::may_look;
@@ -293,9 +293,9 @@ impl<'c> Replay<'c> {
     }
 
     /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Returns the progress also with
-    /// an error. Calls `say` about once a second with the progress, the total, and whether Kafka answers.
+    /// an error. Calls `say` about once a second with the progress, the total, and whether the bus answers.
     ///
-    /// Memory holds the records in flight (`kafka.max_in_flight_bytes`) and the rows that [`Reader::rows`] names. A
+    /// Memory holds the records in flight (`sink.max_in_flight_bytes`) and the rows that [`Reader::rows`] names. A
     /// stop takes no more rows, and waits for acks at most for `shutdown.timeout`; a second stop ends at once.
     /// Errors: those of session and producer; a row that cannot be produced. No later row is taken; those in flight may
     /// be published.
@@ -333,7 +333,7 @@ impl<'c> Replay<'c> {
             unusable: Box::pin(async move { producer.unusable().await }),
         };
         let ended = publishing.all(&self.reader, say).await;
-        if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
+        if ended.as_ref().is_err_and(|error| error.kind() != Kind::BusUnreachable) {
             let until = Instant::now() + DRAIN_TIMEOUT;
             drop(drain(&mut publishing.publisher, until, &mut publishing.turns.stop).await);
         }

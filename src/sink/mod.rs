@@ -1,240 +1,298 @@
-//! The sinks. The relay knows [`Sink`] and [`AnySink`]; another bus is a folder beside `kafka` and a variant here.
+//! The sinks. The relay knows [`Sink`], [`BusSink`] and [`AnySink`]; another bus is a folder beside `kafka`, a line of
+//! `buses!` below, and a row in `config::sink_kind`.
 
+use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
+use strum::VariantArray as _;
 use tokio::sync::watch;
-
-pub(crate) mod kafka;
-mod stdout;
-
-pub use kafka::KafkaSink;
-pub(crate) use kafka::connection::other_cluster;
-pub use kafka::options::Transactional;
-pub(crate) use kafka::options::reduce_batches;
-pub(crate) use kafka::partitions::{hash, partition};
-pub use kafka::producer::Producer;
-pub(crate) use kafka::unless_there;
-pub use stdout::StdoutSink;
-pub(crate) use stdout::{json_of, printed};
-
-use crate::config::{Config, SinkKind};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::Record;
 use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 
-/// Memory for a record with two headers beside its own bytes until it is acked: librdkafka's message and list of headers
-/// with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
-pub(crate) const RECORD_COST_BYTES: usize = 512;
+use crate::config::{Config, SinkKind};
 
-/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as without a right.
-const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+pub(crate) mod connection;
+pub(crate) mod kafka;
+mod null;
+mod stdout;
 
-pub(crate) fn is_internal(topic: &str) -> bool {
-    INTERNAL_TOPICS.contains(&topic)
+pub(crate) use connection::other_cluster;
+pub use kafka::KafkaSink;
+pub(crate) use kafka::native::linked_libraries;
+pub use kafka::options::Transactional;
+pub(crate) use kafka::partitions::{hash, partition};
+pub use kafka::producer::Producer;
+pub(crate) use null::NullSink;
+pub use stdout::StdoutSink;
+pub(crate) use stdout::{json_of, printed};
+
+/// Takes the newest records of a topic, newest first, and says whether it looks for this one.
+pub type TakeRecord<'a> = dyn FnMut(&Record<'_>) -> bool + 'a;
+
+/// A sink of this process for one bus. What a bus has not is as the defaults say.
+pub trait BusSink: Sink + Sized {
+    /// Memory for a record beside its own bytes, from its enqueueing to its ack.
+    const RECORD_COST_BYTES: usize = 64;
+
+    /// Makes the sink. Connects in the background.
+    fn connect(config: &Config) -> Result<Self>;
+
+    /// The same for asking on behalf of another: it does not log what it finds.
+    fn for_asking(config: &Config) -> Result<Self> {
+        Self::connect(config)
+    }
+
+    /// Makes a sink that writes in transactions, where no older one of this id can write any more.
+    fn transactional(_: &Config, _: &Transactional) -> impl Future<Output = Result<Self>> + Send {
+        async { Err(Error::new(Kind::Bug, "transactions of a bus without any")) }
+    }
+
+    /// Shows `take` the newest records of `topic`. Blocks.
+    fn read_back(_: &Config, _topic: &str, _: Instant, _take: &mut TakeRecord<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// `error`, unless nobody refused anything: then the error to try again after.
+    fn judged(error: Error, _: &Config) -> impl Future<Output = Error> + Send {
+        async { error }
+    }
+
+    /// Makes `config` send smaller batches, where a record of `record_bytes` may only have been in a batch that is too
+    /// large. Gives the bytes of a batch, and how to avoid this.
+    fn reduce_batches(_: &mut Config, _record_bytes: usize) -> Option<(usize, &'static str)> {
+        None
+    }
+
+    /// Whether the topic takes no records from anybody.
+    fn is_internal(_topic: &str) -> bool {
+        false
+    }
+
+    /// A handle; none of a sink that could neither be away nor refuse us.
+    fn handle(&self) -> SinkHandle {
+        SinkHandle(None)
+    }
+
+    /// Whether the bus answers, to be woken at each change.
+    fn watch_connection(&self) -> watch::Receiver<Connection> {
+        watch::channel(Connection::Up).1
+    }
+
+    /// The `max` topics that got most records from this sink, and how many, most first; none where the bus does not tell.
+    fn busiest_topics(&self, _max: usize) -> Vec<(&str, u64)> {
+        Vec::new()
+    }
+
+    /// The average time that the slowest server took to answer requests of late, where the client reports it.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The average time for which a server made requests wait for a quota of late, where one did.
+    fn throttle(&self) -> Option<Duration> {
+        None
+    }
+
+    /// How often a topic got another number of partitions since this was asked last.
+    fn take_partition_changes(&self) -> u64 {
+        0
+    }
+
+    /// Asks which of `topics` are not there. Creates none.
+    fn missing(&self, _topics: &[&str], _timeout: Duration) -> impl Future<Output = Result<Vec<String>>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
+    fn close(self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 }
 
-/// The sink of `sink.kind`.
-pub enum AnySink {
-    /// Kafka.
-    Kafka(Box<KafkaSink>),
-    /// Standard output.
-    Stdout(StdoutSink),
-    /// Nowhere.
-    Null(NullSink),
+/// What a handle can do: see [`SinkHandle`].
+pub trait BusHandle: Send + Sync + std::fmt::Debug {
+    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
+    fn give_up(&self) -> Option<usize>;
+    /// Waits until the bus has refused us for some seconds on end, and says why.
+    fn unusable(&self) -> BoxFuture<'_, Error>;
+    /// The id of the cluster of servers; none where they do not tell.
+    fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>>;
+    /// The producer, for a position that is kept in topics.
+    fn producer(&self) -> Option<Producer>;
 }
 
 /// A handle on a sink, which one task owns. Cheap to clone; does not keep the sink alive.
 #[derive(Debug, Clone)]
-pub enum SinkHandle {
-    /// Kafka's producer.
-    Kafka(Producer),
-    /// Nothing that could be away, or refuse us.
-    Local,
-}
+pub struct SinkHandle(Option<Arc<dyn BusHandle>>);
 
-impl AnySink {
-    /// Makes the sink. Connects in the background.
-    pub fn connect(config: &Config) -> Result<AnySink> {
-        Ok(match config.sink {
-            SinkKind::Kafka => AnySink::from(KafkaSink::connect(&config.kafka)?),
-            SinkKind::Stdout => AnySink::Stdout(StdoutSink::open()),
-            SinkKind::Null => AnySink::Null(NullSink::default()),
-        })
+impl SinkHandle {
+    pub(crate) fn of(handle: impl BusHandle + 'static) -> SinkHandle {
+        SinkHandle(Some(Arc::new(handle)))
     }
 
-    /// The same for asking on behalf of another: it does not log what it finds.
-    pub(crate) fn for_asking(config: &Config) -> Result<AnySink> {
-        match config.sink {
-            SinkKind::Kafka => Ok(AnySink::from(KafkaSink::for_asking(&config.kafka)?)),
-            SinkKind::Stdout | SinkKind::Null => AnySink::connect(config),
+    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
+    pub(crate) fn give_up(&self) -> Option<usize> {
+        self.0.as_ref()?.give_up()
+    }
+
+    /// Waits until the bus has refused us for some seconds on end, and says why.
+    pub(crate) async fn unusable(&self) -> Error {
+        match &self.0 {
+            Some(handle) => handle.unusable().await,
+            None => std::future::pending().await,
         }
     }
 
-    /// Makes a sink that writes in transactions, where no older one of this id can write any more.
-    pub(crate) async fn transactional(config: &Config, of: &Transactional) -> Result<AnySink> {
-        match config.sink {
-            SinkKind::Kafka => Ok(AnySink::from(KafkaSink::transactional(&config.kafka, of).await?)),
-            SinkKind::Stdout | SinkKind::Null => Err(Error::new(Kind::Bug, "transactions without Kafka")),
+    /// The id of the cluster of servers; none where they do not tell, or there is none.
+    /// Errors: it is another one than before; no server answers.
+    pub(crate) async fn cluster_id(&self) -> Result<Option<String>> {
+        match &self.0 {
+            Some(handle) => handle.cluster_id().await,
+            None => Ok(None),
         }
     }
 
-    fn kafka(&self) -> Option<&KafkaSink> {
-        match self {
-            AnySink::Kafka(sink) => Some(sink),
-            AnySink::Stdout(_) | AnySink::Null(_) => None,
-        }
-    }
-
-    pub(crate) fn handle(&self) -> SinkHandle {
-        self.kafka().map_or(SinkHandle::Local, |sink| SinkHandle::Kafka(sink.producer()))
-    }
-
-    pub(crate) fn is_up(&self) -> bool {
-        *self.watch_connection().borrow() == Connection::Up
-    }
-
-    /// Whether the bus answers, to be woken at each change.
-    pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
-        self.kafka().map_or_else(|| watch::channel(Connection::Up).1, KafkaSink::watch_connection)
-    }
-
-    /// The `max` topics that got most records from this sink, and how many, most first; none where the bus does not tell.
-    pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
-        self.kafka().map_or_else(Vec::new, |sink| sink.busiest_topics(max))
-    }
-
-    /// The average time that the slowest broker took to answer requests of late, where librdkafka reports it.
-    pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.kafka()?.round_trip()
-    }
-
-    /// The average time for which a broker made requests wait for a quota of late, where one did.
-    pub(crate) fn throttle(&self) -> Option<Duration> {
-        self.kafka()?.throttle()
-    }
-
-    /// How often a topic got another number of partitions since this was asked last.
-    pub(crate) fn take_partition_changes(&self) -> u64 {
-        self.kafka().map_or(0, KafkaSink::take_partition_changes)
-    }
-
-    /// Asks which of `topics` are not there. Creates none.
-    pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        match self.kafka() {
-            Some(sink) => sink.missing(topics, timeout).await,
-            None => Ok(Vec::new()),
-        }
-    }
-
-    /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
-    pub(crate) async fn close(self) {
-        if let AnySink::Kafka(sink) = self {
-            sink.close().await;
-        }
+    /// The producer, for a position that is kept in topics.
+    pub(crate) fn producer(&self) -> Result<Producer> {
+        let producer = self.0.as_ref().and_then(|handle| handle.producer());
+        producer.ok_or_else(|| Error::new(Kind::Bug, "the position is kept in topics of a bus that has none"))
     }
 }
 
-/// Shows `take` the newest records of `topic`; see [`kafka::topic_reader::read_back`]. Blocks.
-pub(crate) fn read_back(
-    config: &Config,
-    topic: &str,
-    deadline: Instant,
-    take: &mut dyn FnMut(&Record<'_>) -> bool,
-) -> Result<()> {
-    match config.sink {
-        SinkKind::Kafka => {
-            let options = kafka::options::Options::reader(&config.kafka)?;
-            kafka::topic_reader::read_back(options, topic, deadline, take)
+/// Makes [`AnySink`], and what calls the sink of one (`on!`) or the type of a kind (`of!`).
+macro_rules! buses {
+    ($d:tt $($kind:ident($sink:ty)),+ $(,)?) => {
+        /// The sink of `sink.kind`.
+        pub enum AnySink {
+            $(
+                #[doc = concat!("That of `SinkKind::", stringify!($kind), "`.")]
+                $kind(Box<$sink>),
+            )+
         }
-        SinkKind::Stdout | SinkKind::Null => Ok(()),
-    }
+
+        macro_rules! on {
+            ($d any:expr, $d sink:ident => $d call:expr) => {
+                match $d any {
+                    $(AnySink::$kind($d sink) => $d call,)+
+                }
+            };
+        }
+
+        macro_rules! of {
+            ($d kind:expr, $d bus:ident => $d call:expr) => {
+                match $d kind {
+                    $(SinkKind::$kind => {
+                        type $d bus = $sink;
+                        $d call
+                    })+
+                }
+            };
+        }
+
+        $(
+            impl From<$sink> for AnySink {
+                fn from(sink: $sink) -> AnySink {
+                    AnySink::$kind(Box::new(sink))
+                }
+            }
+        )+
+    };
 }
 
-impl From<KafkaSink> for AnySink {
-    fn from(sink: KafkaSink) -> AnySink {
-        AnySink::Kafka(Box::new(sink))
-    }
+buses! { $
+    Kafka(KafkaSink),
+    Stdout(StdoutSink),
+    Null(NullSink),
 }
 
 impl Sink for AnySink {
     #[inline]
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        match self {
-            AnySink::Kafka(sink) => sink.enqueue(record, ticket),
-            AnySink::Stdout(sink) => sink.enqueue(record, ticket),
-            AnySink::Null(sink) => sink.enqueue(record, ticket),
-        }
+        on!(self, sink => sink.enqueue(record, ticket))
     }
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        match self {
-            AnySink::Kafka(sink) => sink.enqueue_apart(record, ticket),
-            AnySink::Stdout(sink) => sink.enqueue_apart(record, ticket),
-            AnySink::Null(sink) => sink.enqueue_apart(record, ticket),
-        }
+        on!(self, sink => sink.enqueue_apart(record, ticket))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        match self {
-            AnySink::Kafka(sink) => sink.deliveries(into).await,
-            AnySink::Stdout(sink) => sink.deliveries(into).await,
-            AnySink::Null(sink) => sink.deliveries(into).await,
-        }
+        on!(self, sink => sink.deliveries(into).await)
     }
 }
 
-impl SinkHandle {
-    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
-    pub(crate) fn give_up(&self) -> Option<usize> {
-        match self {
-            SinkHandle::Kafka(producer) => producer.give_up(),
-            SinkHandle::Local => None,
-        }
+impl BusSink for AnySink {
+    fn connect(config: &Config) -> Result<AnySink> {
+        of!(config.sink.kind, Of => <Of as BusSink>::connect(config).map(AnySink::from))
     }
 
-    /// Waits until the bus has refused us for some seconds on end, and says why.
-    pub(crate) async fn unusable(&self) -> Error {
-        match self {
-            SinkHandle::Kafka(producer) => producer.unusable().await,
-            SinkHandle::Local => std::future::pending().await,
-        }
+    fn for_asking(config: &Config) -> Result<AnySink> {
+        of!(config.sink.kind, Of => <Of as BusSink>::for_asking(config).map(AnySink::from))
     }
 
-    /// The id of the cluster of brokers; none where they do not tell, or there is none.
-    /// Errors: it is another one than before; no broker answers.
-    pub(crate) async fn cluster_id(&self) -> Result<Option<String>> {
-        match self {
-            SinkHandle::Kafka(producer) => producer.cluster_id().await,
-            SinkHandle::Local => Ok(None),
-        }
+    async fn transactional(config: &Config, id: &Transactional) -> Result<AnySink> {
+        of!(config.sink.kind, Of => <Of as BusSink>::transactional(config, id).await.map(AnySink::from))
     }
 
-    /// The producer, for a position that is kept in Kafka.
-    pub(crate) fn kafka(self) -> Result<Producer> {
-        match self {
-            SinkHandle::Kafka(producer) => Ok(producer),
-            SinkHandle::Local => Err(Error::new(Kind::Bug, "a position in Kafka, and events elsewhere")),
-        }
+    fn read_back(config: &Config, topic: &str, deadline: Instant, take: &mut TakeRecord<'_>) -> Result<()> {
+        of!(config.sink.kind, Of => Of::read_back(config, topic, deadline, take))
+    }
+
+    async fn judged(error: Error, config: &Config) -> Error {
+        of!(config.sink.kind, Of => Of::judged(error, config).await)
+    }
+
+    fn reduce_batches(config: &mut Config, record_bytes: usize) -> Option<(usize, &'static str)> {
+        of!(config.sink.kind, Of => Of::reduce_batches(config, record_bytes))
+    }
+
+    fn is_internal(topic: &str) -> bool {
+        SinkKind::VARIANTS.iter().any(|kind| of!(kind, Of => Of::is_internal(topic)))
+    }
+
+    fn handle(&self) -> SinkHandle {
+        on!(self, sink => sink.handle())
+    }
+
+    fn watch_connection(&self) -> watch::Receiver<Connection> {
+        on!(self, sink => BusSink::watch_connection(sink.as_ref()))
+    }
+
+    fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
+        on!(self, sink => sink.busiest_topics(max))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        on!(self, sink => sink.round_trip())
+    }
+
+    fn throttle(&self) -> Option<Duration> {
+        on!(self, sink => sink.throttle())
+    }
+
+    fn take_partition_changes(&self) -> u64 {
+        on!(self, sink => sink.take_partition_changes())
+    }
+
+    async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+        on!(self, sink => BusSink::missing(sink.as_ref(), topics, timeout).await)
+    }
+
+    async fn close(self) {
+        on!(self, sink => BusSink::close(*sink).await)
     }
 }
 
-/// Keeps nothing and acks each record as it comes: to measure the path before the bus.
-#[derive(Debug, Default)]
-pub struct NullSink {
-    taken: Vec<Ticket>,
+impl AnySink {
+    pub(crate) fn is_up(&self) -> bool {
+        *self.watch_connection().borrow() == Connection::Up
+    }
 }
 
-impl Sink for NullSink {
-    fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        self.taken.push(ticket);
-        Ok(())
-    }
-
-    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
-        if self.taken.is_empty() {
-            std::future::pending().await
-        }
-        into.extend(self.taken.drain(..).map(Delivery::Acked));
-    }
+/// Memory for a record of this kind of sink beside its own bytes.
+pub(crate) fn record_cost_bytes(kind: SinkKind) -> usize {
+    of!(kind, Of => Of::RECORD_COST_BYTES)
 }

@@ -14,6 +14,9 @@ use walrelay_core::printable::printable;
 use walrelay_core::route::Record;
 use walrelay_core::sink::{Delivery, EnqueueError, Sink};
 
+use super::BusSink;
+use crate::config::Config;
+
 /// Lines that may wait for the reader of standard output.
 const LINES_MAX: usize = 1_024;
 /// How soon the same record is offered again while that many wait.
@@ -87,6 +90,12 @@ impl Sink for StdoutSink {
             // The writer is gone, and has said why.
             std::future::pending().await
         }
+    }
+}
+
+impl BusSink for StdoutSink {
+    fn connect(_: &Config) -> Result<StdoutSink, Error> {
+        Ok(StdoutSink::open())
     }
 }
 

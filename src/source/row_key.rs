@@ -16,7 +16,7 @@ pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index ove
 
 /// Finds the row keys of these outboxes. Skips a missing table, which other checks report.
 ///
-/// Columns of the key beside the id are read where rows are marked, deleted, parked, polled, or read for a Kafka transaction.
+/// Columns of the key beside the id are read where rows are marked, deleted, parked, polled, or read for a transaction of the bus.
 /// Errors: [`Kind::Config`] with the SQL for a necessary row key, and where one outbox is a partition of another; of the
 /// connection.
 pub(crate) async fn find(

@@ -37,7 +37,7 @@ impl Synchronous {
     pub(crate) fn fault(&self, slot: &SlotName) -> Error {
         let cause = format!(
             "synchronous_standby_names = '{}' counts the relay of slot {slot} as a synchronous standby: commits of all \
-             sessions wait until their events are in Kafka",
+             sessions wait until their events are in the bus",
             self.names
         );
         Error::new(Kind::PostgresUnfit, cause).remedy(self.remedy())

@@ -222,7 +222,7 @@ fn mend(first: impl Into<Remedy>, table: &TableName, last: &str) -> Remedy {
 fn missing(table: &TableName) -> Remedy {
     Remedy::from("`")
         .and(NextCommand::new("verify"))
-        .and(format!("` names rows of {table} that are missing in Kafka, `"))
+        .and(format!("` names rows of {table} that are missing in the bus, `"))
         .and(NextCommand::new("replay"))
         .and("` publishes them")
 }

@@ -1,12 +1,13 @@
-//! Whether the stored position belongs to this server, slot and cluster of Kafka, and where to start (P1).
+//! Whether the stored position belongs to this server, slot and cluster of the bus, and where to start (P1).
 //!
 //! The position alone says nothing: the same LSN is another place on another server, after a restored backup or on
 //! another timeline, and a slot that was recreated begins behind events nobody relayed. Postgres notices none of it:
 //! a start point beyond the slot is taken as it is, and one behind it is moved forward with a line in its own log
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>). Not noticed here: a restored
-//! copy of the same server that has since written as much WAL as the original had; a cluster of Kafka that was taken
+//! copy of the same server that has since written as much WAL as the original had; a cluster of the bus that was taken
 //! back to an older state of its disks.
 
+use crate::config::Bus;
 use crate::postgres::replication::TimelineSwitch;
 use crate::sink::other_cluster;
 use crate::state::Stored;
@@ -28,7 +29,9 @@ pub(crate) struct SlotNow {
     /// Prefixes of the messages that are events, sorted.
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that the brokers belong to; none where it is not known.
-    pub kafka_cluster: Option<String>,
+    pub cluster_id: Option<String>,
+    /// The bus, for texts.
+    pub bus: Bus,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,7 +158,7 @@ const PRESENT_PRIMARY: &str = "check that the connection leads to the present pr
 fn verify_and_replay() -> Remedy {
     Remedy::from("`")
         .and(NextCommand::new("verify"))
-        .and("` names events that are missing in Kafka, and `")
+        .and("` names events that are missing in the bus, and `")
         .and(NextCommand::new("replay"))
         .and("` publishes them")
 }
@@ -197,10 +200,11 @@ fn compare(
 /// Why the events are in another cluster than that of the brokers, if they are. A stored position without a cluster, of an
 /// older walrelay, belongs to any.
 fn elsewhere(stored: &Stored, slot: &SlotNow) -> Option<Mismatch> {
-    let (before, now) = stored.kafka_cluster.as_ref().zip(slot.kafka_cluster.as_ref())?;
+    let (before, now) = stored.cluster_id.as_ref().zip(slot.cluster_id.as_ref())?;
     (before != now).then(|| Mismatch {
-        cause: other_cluster(before, now).cause().to_owned(),
-        verify: Remedy::from("check kafka.brokers. If the other cluster is meant: ").and(verify_and_replay()),
+        cause: other_cluster(slot.bus, before, now).cause().to_owned(),
+        verify: Remedy::from(format!("check {}. If the other cluster is meant: ", slot.bus.address))
+            .and(verify_and_replay()),
         risk: "events that only the cluster before has are not published to the other one",
         is_in_the_table: false,
     })
@@ -269,7 +273,7 @@ impl Comparison {
                  restored from a backup, or lost WAL"
             ),
             verify: "check that the connection leads to the server you mean. If it was restored, events after the backup \
-                     are in Kafka and no longer in the database"
+                     are in the bus and no longer in the database"
                 .into(),
             risk: "events after it come again, if they were delivered before the restore",
             is_in_the_table: false,
@@ -382,7 +386,7 @@ fn clamped(position: Position, switch_lsn: Lsn) -> Position {
 fn phantoms(stored: &Position, position: &Position, timeline: u32, switch_lsn: Lsn) -> String {
     format!(
         "the server was promoted to timeline {timeline} at {switch_lsn}, and events were delivered up to {stored}: those \
-         of transactions that committed after {switch_lsn} are in Kafka and no longer in the database. Delivery goes \
+         of transactions that committed after {switch_lsn} are in the bus and no longer in the database. Delivery goes \
          on from {position}; consumers have to be told"
     )
 }
@@ -399,7 +403,7 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
     .remedy(
         Remedy::from(format!(
             "another session confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
-             not in Kafka, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
+             not in the bus, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
             slot.name
         ))
         .and(NextCommand::new("setup").option("slot", &slot.name))
@@ -431,7 +435,7 @@ mod tests {
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
-            kafka_cluster: Some("first".to_owned()),
+            cluster_id: Some("first".to_owned()),
             published: None,
             stream_only: Vec::new(),
             catch_up: None,
@@ -448,7 +452,8 @@ mod tests {
             table_oids: vec![12],
             membership_oids,
             message_prefixes: vec!["shop".to_owned()],
-            kafka_cluster: Some("first".to_owned()),
+            cluster_id: Some("first".to_owned()),
+            bus: crate::config::SinkKind::Kafka.bus(),
         }
     }
 
@@ -488,7 +493,7 @@ mod tests {
         let other_slot = Stored { slot: "billing".to_owned(), ..stored_at(1, at(700)) };
         let other_publication = Stored { publication_oid: 99, ..stored_at(1, at(700)) };
         let other_table = Stored { table_oids: vec![98], ..stored_at(1, at(700)) };
-        let other_cluster = Stored { kafka_cluster: Some("second".to_owned()), ..stored_at(1, at(700)) };
+        let other_cluster = Stored { cluster_id: Some("second".to_owned()), ..stored_at(1, at(700)) };
         let rows: Vec<(&str, Stored, ServerIdentity, u64, &[&str])> = vec![
             ("another server", stored_at(1, at(700)), other_server, 400, &["7000", "7001", "system identifier"]),
             ("another cluster", other_cluster, server(1), 400, &["cluster first", "cluster second", "kafka.brokers"]),
@@ -526,8 +531,8 @@ mod tests {
     #[test]
     fn a_position_without_a_cluster_belongs_to_any() {
         let known = stored_at(1, at(700));
-        let unknown = Stored { kafka_cluster: None, ..known.clone() };
-        let untold = SlotNow { kafka_cluster: None, ..slot_at(400) };
+        let unknown = Stored { cluster_id: None, ..known.clone() };
+        let untold = SlotNow { cluster_id: None, ..slot_at(400) };
         for (stored, slot) in [(&unknown, slot_at(400)), (&known, untold)] {
             let start = reconcile(Some(stored), &server(1), &slot, Lsn::new(900), &[], false).unwrap();
             assert_eq!(start, Start { position: at(700), published: None, notes: vec![] });

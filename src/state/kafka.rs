@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::{KafkaConfig, StateConfig};
 use crate::sink::Producer;
-use crate::sink::kafka::faults;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
+use crate::sink::{BusHandle as _, kafka::faults};
 use crate::state::Stored;
 use walrelay_core::error::{Error, Kind, Result};
 
@@ -27,7 +27,7 @@ impl KafkaStore {
     /// Looks at the topic and creates it where it is missing. May take up to half a minute. Nothing is retried.
     ///
     /// Needs the right to describe and read the topic, and to create topics only where it is missing.
-    /// Errors: [`Kind::KafkaRefused`] for a topic that is not fit or cannot be created, with the command that helps.
+    /// Errors: [`Kind::BusRefused`] for a topic that is not fit or cannot be created, with the command that helps.
     pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
@@ -105,7 +105,7 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
     while seen.partitions.is_empty() {
         if Instant::now() >= deadline {
             let cause = format!("topic {topic} was created and no broker knows of it");
-            return Err(Error::new(Kind::KafkaUnreachable, cause));
+            return Err(Error::new(Kind::BusUnreachable, cause));
         }
         std::thread::sleep(KNOWN_RETRY);
         seen = look(reader, topic)?;
@@ -143,7 +143,7 @@ pub(crate) fn refused(error: Error, topic: &str) -> Error {
     }
     // No event waits for the topic.
     let needs = faults::grant(&["Read", "Write", "Describe"], topic);
-    error.with_kind(Kind::KafkaRefused).remedy(format!("grant what the position needs: {needs}"))
+    error.with_kind(Kind::BusRefused).remedy(format!("grant what the position needs: {needs}"))
 }
 
 fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
@@ -151,7 +151,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
     let in_sync = (replicas >= 3).then_some(("min.insync.replicas", "2"));
     let settings: Vec<_> = SETTINGS.iter().copied().chain(in_sync).collect();
     let created = admin.create(topic, replicas, &settings).map_err(|known| {
-        if known.kind() == Kind::KafkaUnreachable {
+        if known.kind() == Kind::BusUnreachable {
             return known;
         }
         let cause = format!("the topic that keeps the position cannot be created: {known}");
@@ -191,13 +191,13 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout, until: Option<Instant>
 pub(crate) fn judge(topic: &str, partitions: usize, cleanup_policy: Option<&str>) -> Result<()> {
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
-        return Err(Error::new(Kind::KafkaRefused, cause)
+        return Err(Error::new(Kind::BusRefused, cause)
             .remedy("configure another state topic: walrelay creates it with one partition"));
     }
     let deletes = |policy: &&str| !policy.split(',').any(|part| part.trim() == "compact");
     let Some(policy) = cleanup_policy.filter(deletes) else { return Ok(()) };
     let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
-    Err(Error::new(Kind::KafkaRefused, cause).remedy(format!(
+    Err(Error::new(Kind::BusRefused, cause).remedy(format!(
         "kafka-configs --bootstrap-server … --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
     )))
 }
@@ -226,7 +226,7 @@ fn newest(options: Options, topic: &str, key: &str) -> Result<Option<Stored>> {
     };
     // No event waits for the topic.
     let refused =
-        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
+        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::BusRefused) } else { error };
     let value = read().map_err(refused)?;
     value.map(|value| decode(&value, topic, key)).transpose()
 }
@@ -248,7 +248,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
             let cause = format!(
                 "topic {topic} could not be read: another producer has a transaction open in it at offset {high}"
             );
-            return Err(Error::new(Kind::KafkaUnreachable, cause)
+            return Err(Error::new(Kind::BusUnreachable, cause)
                 .remedy(format!(
                     "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
                      such transactions, and kafka-transactions.sh abort --topic {topic} --partition {PARTITION} --start-offset \
@@ -263,12 +263,12 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     }
 }
 
-/// Errors: [`Kind::KafkaRefused`] where the record is not a position, or one of a newer layout.
+/// Errors: [`Kind::BusRefused`] where the record is not a position, or one of a newer layout.
 fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
     let place = format!("the record with key {key:?} in topic {topic}");
     let remedy = "use another state topic or key; if the record was damaged, remove it and start with --adopt-slot, which \
                   publishes again whatever the slot still holds";
-    Stored::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::KafkaRefused))
+    Stored::decode(value, &place, remedy).map_err(|error| error.with_kind(Kind::BusRefused))
 }
 
 #[cfg(test)]
@@ -296,7 +296,7 @@ mod tests {
             table_oids: vec![16_390],
             membership_oids: vec![16_401],
             message_prefixes: Vec::new(),
-            kafka_cluster: Some("nirvana".to_owned()),
+            cluster_id: Some("nirvana".to_owned()),
             published: None,
             stream_only: Vec::new(),
             catch_up: None,
@@ -320,7 +320,7 @@ mod tests {
     fn a_record_of_somebody_else_is_refused_without_being_quoted() {
         for value in ["", "{}", "hello canary", r#"{"version":1,"slot":"canary"}"#, r#"{"version":"canary"}"#, "[1]"] {
             let error = decode(value.as_bytes(), "walrelay.state", "orders").unwrap_err();
-            assert_eq!(error.kind(), Kind::KafkaRefused);
+            assert_eq!(error.kind(), Kind::BusRefused);
             assert!(error.cause().contains(r#""orders" in topic walrelay.state"#), "{error}");
             assert!(!error.cause().contains("canary"), "{error}");
             assert!(error.what_to_do().is_some());
@@ -335,7 +335,7 @@ mod tests {
         assert_ne!(first, value);
         assert_eq!(decode(first.as_bytes(), "t", "k"), Ok(stored(1)));
         let error = decode(of("\"version\":4").as_bytes(), "t", "k").unwrap_err();
-        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert_eq!(error.kind(), Kind::BusRefused);
         assert!(error.cause().contains("layout 4"), "{error}");
     }
 
@@ -358,12 +358,12 @@ mod tests {
     #[test]
     fn a_topic_that_is_not_compacted_or_has_several_partitions_keeps_no_position() {
         let error = judge("t", 2, None).unwrap_err();
-        assert!(error.kind() == Kind::KafkaRefused && error.cause().contains("2 partitions"), "{error}");
+        assert!(error.kind() == Kind::BusRefused && error.cause().contains("2 partitions"), "{error}");
         for fit in [None, Some("compact"), Some("delete, compact")] {
             assert_eq!(judge("t", 1, fit), Ok(()));
         }
         let error = judge("t", 1, Some("delete")).unwrap_err();
-        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert_eq!(error.kind(), Kind::BusRefused);
         assert!(error.what_to_do().unwrap().ends_with("--entity-name t --add-config cleanup.policy=compact"));
     }
 
@@ -376,8 +376,6 @@ mod tests {
             id_headers: Vec::new(),
             brokers: cluster.bootstrap_servers(),
             properties: BTreeMap::new(),
-            max_in_flight_bytes: 1 << 20,
-            max_in_flight_events: 100,
             ..KafkaConfig::default()
         };
         let (topic, key) = (TOPIC.to_owned(), "orders".to_owned());
@@ -385,7 +383,7 @@ mod tests {
         let sink = KafkaSink::connect(&config).unwrap();
         let mut store = KafkaStore::open(&config, &state, sink.producer()).await.unwrap();
         sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
-        assert_eq!(store.load().await.unwrap_err().kind(), Kind::KafkaRefused);
+        assert_eq!(store.load().await.unwrap_err().kind(), Kind::BusRefused);
         store.store(&stored(7)).await.unwrap();
         assert_eq!(store.load().await, Ok(Some(stored(7))));
         let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().unwrap();

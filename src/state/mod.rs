@@ -1,4 +1,4 @@
-//! Where the position is kept, and whether it belongs to this server, slot and cluster of Kafka.
+//! Where the position is kept, and whether it belongs to this server, slot and cluster of the bus.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio_postgres::Client;
@@ -16,7 +16,7 @@ pub(crate) mod check;
 pub(crate) mod kafka;
 mod postgres;
 
-/// The stored value: a position, and the server, slot, tables and cluster of Kafka that it belongs to.
+/// The stored value: a position, and the server, slot, tables and cluster of the bus that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     #[serde(flatten)]
@@ -40,7 +40,8 @@ pub(crate) struct Stored {
     pub message_prefixes: Vec<String>,
     /// The id of the cluster that has the events; none where its brokers did not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kafka_cluster: Option<String>,
+    #[serde(alias = "kafka_cluster")]
+    pub cluster_id: Option<String>,
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
@@ -169,9 +170,7 @@ impl Store {
     pub(crate) async fn open(config: &Config, sink: &SinkHandle, control: &Control) -> Result<Store> {
         let state = &config.state;
         Ok(match state.store {
-            StoreKind::Kafka => {
-                Store::Kafka(kafka::KafkaStore::open(&config.kafka, state, sink.clone().kafka()?).await?)
-            }
+            StoreKind::Kafka => Store::Kafka(kafka::KafkaStore::open(&config.kafka, state, sink.producer()?).await?),
             StoreKind::Postgres => {
                 Store::Postgres(postgres::PostgresStore::open(control.clone(), state.key.as_str()).await?)
             }
@@ -208,7 +207,7 @@ pub(crate) async fn may_open(config: &Config, client: &Client) -> Result<()> {
 /// The value stored under this configuration's key; none where nothing is stored, or where the store is the slot, which keeps
 /// only a position.
 ///
-/// Of Kafka it needs the right to read and describe the topic, and half a minute at most. Nothing is created.
+/// Of the bus it needs the right to read and describe the topic, and half a minute at most. Nothing is created.
 pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {
     match config.state.store {
         StoreKind::Kafka => kafka::load(&config.kafka, &config.state).await,

@@ -20,7 +20,7 @@ const POSITIONS: OwnTable = OwnTable {
     create: include_str!("../../sql/position/create.sql"),
     privileges: "select, insert, update",
     lacking: "the position cannot be kept in Postgres",
-    otherwise: "keep the position in Kafka",
+    otherwise: "keep the position in the bus",
 };
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.

@@ -22,6 +22,7 @@ impl Doing {
             1 => "1 event is parked until it can be delivered.".to_owned(),
             parked => format!("{} events are parked until they can be delivered.", count(parked as f64)),
         });
+        let bus = telemetry.bus.name;
         let (tone, headline, note) = match telemetry.health.not_ready() {
             None => {
                 let note = match metrics.lag_seconds(now_us()) {
@@ -29,12 +30,12 @@ impl Doing {
                     lag if lag > 0.0 && metrics.in_flight_events.get() == 0 => {
                         format!("Postgres has WAL that has not arrived for {}.", seconds(lag))
                     }
-                    0.0 if parked.is_some() => "All received events are in Kafka, or parked.".to_owned(),
-                    0.0 => "All received events are in Kafka.".to_owned(),
+                    0.0 if parked.is_some() => format!("All received events are in {bus}, or parked."),
+                    0.0 => format!("All received events are in {bus}."),
                     lag if metrics.write_back_due_events.get() > 0 => {
                         format!("The oldest event that is not written back was committed {} ago.", seconds(lag))
                     }
-                    lag => format!("The oldest event that is not in Kafka was committed {} ago.", seconds(lag)),
+                    lag => format!("The oldest event that is not in {bus} was committed {} ago.", seconds(lag)),
                 };
                 (if parked.is_some() { "wait" } else { "good" }, "The relay works".to_owned(), Some(note))
             }
@@ -59,10 +60,11 @@ impl Doing {
 /// What to do about this reason.
 pub(super) fn remedy(reason: &NotReady, telemetry: &Telemetry) -> Option<String> {
     let kind = match reason {
-        NotReady::Disconnected(Side::Postgres) => Kind::PostgresUnreachable,
-        NotReady::Disconnected(Side::Kafka) => Kind::KafkaUnreachable,
+        NotReady::Disconnected(Side::Postgres, _) => Kind::PostgresUnreachable,
+        NotReady::Disconnected(Side::Bus, _) => return Some(telemetry.bus.reach.to_owned()),
         NotReady::Stalled(_) => {
-            return Some(Remedy::from(stalled_fix(telemetry.metrics.in_flight_events.get())).to_string());
+            let fix = stalled_fix(telemetry.bus, telemetry.metrics.in_flight_events.get());
+            return Some(Remedy::from(fix).to_string());
         }
         NotReady::TopicRefused(_) | NotReady::DeadLettersRefused(_) => Kind::TopicRefused,
         NotReady::Unwritable(error) => return error.what_to_do(),
@@ -109,7 +111,7 @@ mod tests {
     use crate::telemetry::health::ToDo;
 
     #[test]
-    fn parked_events_are_not_said_to_be_in_kafka() {
+    fn parked_events_are_not_said_to_be_in_the_bus() {
         let telemetry = Telemetry::new(Duration::from_secs(30));
         Side::ALL.into_iter().for_each(|side| telemetry.connected(side, true));
         telemetry.health.report(ToDo::Nothing);

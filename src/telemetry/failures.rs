@@ -62,7 +62,7 @@ mod tests {
         let failures = Failures::default();
         let refused = |topic: usize| Error::new(Kind::TopicRefused, "no topic").of_topic(&topic.to_string());
         (0..20).for_each(|topic| failures.keep(&refused(topic)));
-        failures.keep(&Error::new(Kind::KafkaUnreachable, "x".repeat(5_000)));
+        failures.keep(&Error::new(Kind::BusUnreachable, "x".repeat(5_000)));
         failures.keep(&refused(17));
         let kept = failures.newest_first();
         assert_eq!(kept.len(), KEPT_MAX);

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Side;
+use crate::config::Bus;
 use walrelay_core::config::unit::human_bytes;
 use walrelay_core::error::{Error, NextCommand, Remedy};
 
@@ -46,9 +47,9 @@ pub enum NotReady {
     /// Postgres refuses what the relay writes: marks, deletes, parked events or the position.
     #[error("Postgres refuses what the relay writes: {0}")]
     Unwritable(Error),
-    /// The relay has lost the connection to this end.
-    #[error("not connected to {}", .0.name())]
-    Disconnected(Side),
+    /// The relay has lost the connection to this end, which is called so.
+    #[error("not connected to {1}")]
+    Disconnected(Side, &'static str),
     /// The slot retains more WAL than allowed: the retained bytes, and the allowed ones.
     #[error("the slot retains {} of WAL, and its limit is {}", human_bytes(*.0), human_bytes(*.1))]
     OverBudget(u64, u64),
@@ -74,7 +75,7 @@ impl NotReady {
         "topic_refused",
         "postgres_unwritable",
         "postgres_disconnected",
-        "kafka_disconnected",
+        "bus_disconnected",
         "synchronous_standby",
         "over_budget",
         "stalled",
@@ -92,8 +93,8 @@ impl NotReady {
             NotReady::DeadLettersRefused(_) => "dead_letters_refused",
             NotReady::TopicRefused(_) => "topic_refused",
             NotReady::Unwritable(_) => "postgres_unwritable",
-            NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
-            NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
+            NotReady::Disconnected(Side::Postgres, _) => "postgres_disconnected",
+            NotReady::Disconnected(Side::Bus, _) => "bus_disconnected",
             NotReady::SynchronousStandby(_) => "synchronous_standby",
             NotReady::OverBudget(..) => "over_budget",
             NotReady::Stalled(_) => "stalled",
@@ -107,16 +108,12 @@ impl NotReady {
     }
 }
 
-/// The remedy for partitions that take no record.
-pub(crate) const STALLED_FIX: &str = "see the logs and the disks of the brokers, and whether each partition has a leader: \
-     kafka-topics --bootstrap-server … --describe --unavailable-partitions";
-
 const BLOCKED_FIX: &str = "see walrelay_intake_closed and the last warnings of the log, and what blocks walrelay in Postgres: \
      select pid, pg_blocking_pids(pid) from pg_stat_activity where application_name like 'walrelay%'";
 
-/// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for brokers.
-pub(crate) const fn stalled_fix(in_flight_events: i64) -> &'static str {
-    if in_flight_events > 0 { STALLED_FIX } else { BLOCKED_FIX }
+/// The remedy for [`NotReady::Stalled`]. Without events in flight, the relay does not wait for the bus.
+pub(crate) const fn stalled_fix(bus: Bus, in_flight_events: i64) -> &'static str {
+    if in_flight_events > 0 { bus.stalled } else { BLOCKED_FIX }
 }
 
 /// The remedy for [`NotReady::WalNotSent`].
@@ -130,7 +127,7 @@ pub(crate) fn wal_not_sent_fix() -> Remedy {
 
 /// The remedy for [`NotReady::OverBudget`].
 pub(crate) const HELD_BACK: &str = "end a transaction that has been open for long, else remove what keeps events \
-     from Kafka: docs/explanation/recovery.md";
+     from the bus: docs/explanation/recovery.md";
 
 /// What the relay has to do, as its loop sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +148,8 @@ pub enum ToDo {
 
 #[derive(Debug, Default)]
 struct Health {
+    /// For texts.
+    bus: Bus,
     ready_within: Duration,
     connected: [bool; 2],
     was_connected: bool,
@@ -204,7 +203,8 @@ impl Health {
         });
         let reasons = self.told.values().cloned();
         let reasons = reasons.chain((!self.was_connected).then_some(NotReady::Starting));
-        let reasons = reasons.chain(lost.map(|(side, _)| NotReady::Disconnected(side))).chain(waits);
+        let reasons =
+            reasons.chain(lost.map(|(side, _)| NotReady::Disconnected(side, side.name_of(self.bus)))).chain(waits);
         let reasons = reasons.chain(self.heard_at.and_then(overdue).map(NotReady::Silent));
         reasons.min_by_key(NotReady::precedence).or(self.heard_at.is_none().then_some(NotReady::Starting))
     }
@@ -218,6 +218,11 @@ impl HealthHandle {
     /// A health without reports: not ready.
     pub fn new(ready_within: Duration) -> Self {
         HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
+    }
+
+    /// Texts name this bus.
+    pub(crate) fn set_bus(&self, bus: Bus) {
+        self.health().bus = bus;
     }
 
     /// A report of the relay's loop.
@@ -235,10 +240,10 @@ impl HealthHandle {
     /// An end was connected or lost.
     pub fn connection(&self, side: Side, up: bool) {
         let mut health = self.health();
-        let [postgres, kafka] = &mut health.connected;
+        let [postgres, bus] = &mut health.connected;
         match side {
             Side::Postgres => *postgres = up,
-            Side::Kafka => *kafka = up,
+            Side::Bus => *bus = up,
         }
         health.was_connected |= health.connected == [true; 2];
     }
@@ -317,8 +322,8 @@ mod tests {
             NotReady::DeadLettersRefused(text()),
             NotReady::TopicRefused(text()),
             NotReady::Unwritable(Error::new(Kind::PostgresUnwritable, "x")),
-            NotReady::Disconnected(Side::Postgres),
-            NotReady::Disconnected(Side::Kafka),
+            NotReady::Disconnected(Side::Postgres, "Postgres"),
+            NotReady::Disconnected(Side::Bus, "Kafka"),
             NotReady::SynchronousStandby(text()),
             NotReady::OverBudget(2, 1),
             NotReady::Stalled(WITHIN),
@@ -331,7 +336,7 @@ mod tests {
     fn connected() -> (HealthHandle, Instant) {
         let health = HealthHandle::new(WITHIN);
         health.connection(Side::Postgres, true);
-        health.connection(Side::Kafka, true);
+        health.connection(Side::Bus, true);
         (health, Instant::now())
     }
 
@@ -356,7 +361,7 @@ mod tests {
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
         health.connection(Side::Postgres, true);
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
-        health.connection(Side::Kafka, true);
+        health.connection(Side::Bus, true);
         assert_eq!(reason(&health, start), None);
         let (unheard, now) = connected();
         assert_eq!(reason(&unheard, now), Some(NotReady::Starting));
@@ -390,14 +395,14 @@ mod tests {
         for second in 0..60 {
             let now = start + seconds(second);
             let is_tried = second % 20 < 10;
-            health.connection(Side::Kafka, is_tried);
+            health.connection(Side::Bus, is_tried);
             if is_tried {
                 health.health().report(now, events(second % 20 == 0));
             }
             assert_eq!(reason(&health, now), refused());
         }
         health.topic_refused(None);
-        assert_eq!(reason(&health, start).unwrap().code(), "kafka_disconnected");
+        assert_eq!(reason(&health, start).unwrap().code(), "bus_disconnected");
     }
 
     #[test]
@@ -453,9 +458,9 @@ mod tests {
     fn a_disconnect_a_stand_by_a_stop_and_a_halt_each_make_the_relay_unready() {
         let (health, now) = connected();
         health.health().report(now, ToDo::Nothing);
-        health.connection(Side::Kafka, false);
-        assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Kafka)));
-        health.connection(Side::Kafka, true);
+        health.connection(Side::Bus, false);
+        assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Bus, "Kafka")));
+        health.connection(Side::Bus, true);
         assert_eq!(reason(&health, now), None);
         health.standing_by(Some("backend pid 7, streams".to_owned()));
         assert_eq!(reason(&health, now).map(|reason| reason.code()), Some("standing_by"));

@@ -344,10 +344,10 @@ mod tests {
         let good = Readiness { ready: true, reason: None, detail: None, fix: None };
         assert_eq!(ask(&orders).await, Ok(RelayAnswer { readiness: good, intake_closed: None }));
         server.telemetry.metrics.intake_closed(Some(IntakeClosed::QueueFull));
-        server.telemetry.connected(Side::Kafka, false);
+        server.telemetry.connected(Side::Bus, false);
         let away = ask(&orders).await.unwrap();
         assert_eq!(away.intake_closed, Some(IntakeClosed::QueueFull));
-        assert_eq!(away.readiness.detail.as_deref(), Some("not connected to kafka"));
+        assert_eq!(away.readiness.detail.as_deref(), Some("not connected to Kafka"));
         assert!(away.readiness.fix.unwrap().contains("brokers"));
         assert!(ask(&mail).await.is_err());
         server.telemetry.standing_by(Some("backend pid 7".to_owned()));

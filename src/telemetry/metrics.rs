@@ -22,13 +22,13 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
-use rdkafka::util::get_rdkafka_version;
 use serde::Deserialize;
 use strum::VariantArray;
 
 use super::process::Process;
 use super::{NotReady, Side, name_of};
 use crate::config::SourceConfig;
+use crate::sink::linked_libraries;
 use walrelay_core::clock::now_us;
 use walrelay_core::decode::Other;
 use walrelay_core::error::Kind;
@@ -104,7 +104,7 @@ metrics! {
     pub(crate) decoded_messages: Counter = plain, "pgoutput messages decoded";
     pub(crate) assembled_events: Counter = plain, "Outbox events above the position";
     pub(crate) routed_events: Counter = plain, "Events that were given topic and key";
-    pub(crate) enqueued_events: Counter = plain, "Records handed to the Kafka client";
+    pub(crate) enqueued_events: Counter = plain, "Records handed to the client of the bus";
     pub(crate) acked_events: Counter = plain, "Records the broker acknowledged";
     pub(crate) dead_lettered_events: Counter = plain, "Events that became dead letters";
     pub(crate) skipped_events: Counter = plain, "Events that were skipped";
@@ -116,17 +116,17 @@ metrics! {
     pub(crate) covered_events: Counter = plain, "Events that the stored position covers";
     pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
     pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
-    pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as kafka.max_in_flight_bytes counts them";
+    pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as sink.max_in_flight_bytes counts them";
     pub(crate) write_back_due_events: Gauge = plain, "Events that are delivered and not written back";
     pub(crate) queue_full: Counter = plain, "Times reading stopped because too much was in flight";
     pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
     pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
     pub(crate) positions_stored: Counter = plain, "Positions stored";
     pub(crate) dropped_spans: Counter = plain, "Spans of batches that the collector did not get";
-    committed_transactions: Counter = plain, "Kafka transactions committed";
-    pub(crate) given_up_transactions: Counter = plain, "Kafka transactions given up";
-    committed_events: Counter = plain, "Events in committed Kafka transactions";
-    transaction_commit_seconds: Histogram = in_seconds, "Time a commit in Kafka takes";
+    committed_transactions: Counter = plain, "Transactions of the bus committed";
+    pub(crate) given_up_transactions: Counter = plain, "Transactions of the bus given up";
+    committed_events: Counter = plain, "Events in committed transactions of the bus";
+    transaction_commit_seconds: Histogram = in_seconds, "Time a commit of the bus takes";
     pub(crate) catalog_checks: Counter = plain, "Checks of publication, table and slot while running";
     pub(super) standing_by: Gauge = plain, "1 while another relay is at work";
     take_overs: Counter = plain, "Times this relay had stood by and went to work";
@@ -344,8 +344,8 @@ impl Metrics {
         let uptime = "Seconds since the start";
         all.slot.register("uptime_seconds", uptime, computed(|of| Some(of.started.elapsed().as_secs_f64())));
         let commit = ("commit", option_env!("WALRELAY_COMMIT").unwrap_or_default().to_owned());
-        let build =
-            [("version", env!("CARGO_PKG_VERSION").to_owned()), ("librdkafka", get_rdkafka_version().1), commit];
+        let [client, _] = linked_libraries();
+        let build = [("version", env!("CARGO_PKG_VERSION").to_owned()), client, commit];
         all.slot.register("build", "The program that runs", Info::new(build));
         let mut process = Registry::default();
         process.register_collector(Box::new(Process::default()));
@@ -401,7 +401,7 @@ impl Metrics {
     pub(crate) fn of_slot() -> Self {
         let mut metrics = Metrics::new();
         metrics.registries.pop();
-        metrics.connection_state.remove(&[(SIDE, Side::Kafka.name())]);
+        metrics.connection_state.remove(&[(SIDE, Side::Bus.name())]);
         metrics
     }
 
@@ -553,7 +553,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a committed Kafka transaction, its events and the time of its commit.
+    /// Counts a committed transaction of the bus, its events and the time of its commit.
     pub fn transaction(&self, events: u64, took: Duration) {
         self.committed_transactions.inc();
         self.committed_events.inc_by(events);
@@ -669,11 +669,11 @@ mod tests {
         metrics.confirmed_lsn.set(Lsn::new(400));
         metrics.server_wal_end_lsn.set(Lsn::new(1000));
         metrics.slot_restart_lsn.set(Lsn::new(100));
-        metrics.error(Kind::KafkaUnreachable);
+        metrics.error(Kind::BusUnreachable);
         metrics.observe_commit_to_ack(1_000_000, 1_020_000);
         metrics.acked_events.inc_by(7);
         metrics.clone().acked_events.inc_by(1);
-        metrics.retry(Side::Kafka);
+        metrics.retry(Side::Bus);
         metrics.connection(Side::Postgres, true);
         metrics.ignored(Other::Delete, 1);
         assert_samples(
@@ -682,11 +682,11 @@ mod tests {
                 ("walrelay_acked_events_total", Some(8.0)),
                 ("walrelay_lag_bytes", Some(600.0)),
                 ("walrelay_retained_wal_bytes", Some(900.0)),
-                (r#"walrelay_retries_total{side="kafka"}"#, Some(1.0)),
+                (r#"walrelay_retries_total{side="bus"}"#, Some(1.0)),
                 (r#"walrelay_retries_total{side="postgres"}"#, Some(0.0)),
                 (r#"walrelay_connection_state{side="postgres"}"#, Some(1.0)),
                 (r#"walrelay_ignored_messages_total{op="delete"}"#, Some(1.0)),
-                (r#"walrelay_errors_total{kind="kafka_unreachable"}"#, Some(1.0)),
+                (r#"walrelay_errors_total{kind="bus_unreachable"}"#, Some(1.0)),
                 (r#"walrelay_commit_to_ack_seconds_bucket{le="0.02"}"#, Some(1.0)),
                 (r#"walrelay_commit_to_ack_seconds_bucket{le="0.01"}"#, Some(0.0)),
             ],
@@ -716,7 +716,7 @@ mod tests {
     #[test]
     fn an_exporter_exposes_the_process_and_nothing_of_a_relay() {
         let metrics = Metrics::of_slot();
-        let absent = ["walrelay_ready", "walrelay_lag_seconds", r#"walrelay_connection_state{side="kafka"}"#];
+        let absent = ["walrelay_ready", "walrelay_lag_seconds", r#"walrelay_connection_state{side="bus"}"#];
         assert_samples(&metrics, &absent.map(|sample| (sample, None)));
         let exposed = samples(&metrics.encode().unwrap());
         assert!(exposed["process_resident_memory_bytes"] > 1e6 && exposed["process_open_fds"] > 2.0);

@@ -24,6 +24,7 @@ use otel::Spans;
 pub(crate) use page::Page;
 use tokio::sync::watch;
 
+use crate::config::Bus;
 use walrelay_core::error::Error;
 use walrelay_core::publisher::IntakeClosed;
 
@@ -32,19 +33,27 @@ use walrelay_core::publisher::IntakeClosed;
 pub enum Side {
     /// The source.
     Postgres,
-    /// The sink.
-    Kafka,
+    /// The bus.
+    Bus,
 }
 
 impl Side {
     /// Both ends, in the order of their metrics.
-    pub const ALL: [Side; 2] = [Side::Postgres, Side::Kafka];
+    pub const ALL: [Side; 2] = [Side::Postgres, Side::Bus];
 
-    /// The value of the label, also for use in a sentence.
+    /// The name for a sentence.
+    pub(crate) const fn name_of(self, bus: Bus) -> &'static str {
+        match self {
+            Side::Postgres => "Postgres",
+            Side::Bus => bus.name,
+        }
+    }
+
+    /// The value of the label.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Postgres => "postgres",
-            Side::Kafka => "kafka",
+            Side::Bus => "bus",
         }
     }
 }
@@ -75,6 +84,8 @@ pub struct Telemetry {
     pub metrics: Metrics,
     /// The reports for readiness.
     pub health: HealthHandle,
+    /// For texts.
+    pub(crate) bus: Bus,
     pub(crate) failures: Failures,
     /// The events of the busiest topics, for the status page.
     pub(crate) flows: watch::Sender<Vec<Flow>>,
@@ -90,11 +101,18 @@ impl Telemetry {
         Telemetry {
             metrics: Metrics::new(),
             health: HealthHandle::new(ready_within),
+            bus: Bus::default(),
             failures: Failures::default(),
             flows: watch::Sender::default(),
             stand_by_pids: watch::Sender::default(),
             spans: None,
         }
+    }
+
+    /// Texts name this bus.
+    pub(crate) fn of_bus(self, bus: Bus) -> Telemetry {
+        self.health.set_bus(bus);
+        Telemetry { bus, ..self }
     }
 
     /// Counts an error, whatever its consequence, and keeps it for the status page.

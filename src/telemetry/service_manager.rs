@@ -141,7 +141,7 @@ mod tests {
         let mut told = started(Duration::from_secs(30));
         let starting = "STATUS=Not at work: not connected to both ends yet";
         assert_eq!(told.next(), [starting, EXTENSION, "WATCHDOG=1"]);
-        told.manager.telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker\nanswers"));
+        told.manager.telemetry.failed(&Error::new(Kind::BusUnreachable, "no broker\nanswers"));
         assert!(told.next()[0].starts_with(&format!("{starting}. no broker answers. Fix: ")));
         Side::ALL.into_iter().for_each(|side| told.manager.telemetry.connected(side, true));
         told.manager.telemetry.health.report(ToDo::Nothing);

@@ -621,7 +621,7 @@ mod tests {
             table_oids: vec![5, 6],
             membership_oids: Vec::new(),
             message_prefixes: Vec::new(),
-            kafka_cluster: None,
+            cluster_id: None,
             published: Some(published()),
             stream_only: Vec::new(),
             catch_up: None,

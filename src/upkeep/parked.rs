@@ -431,8 +431,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_a_known_class() {
-        for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug]
-        {
+        for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::BusRefused, Kind::Bug] {
             assert_eq!(class_of(kind.class()), kind.class());
         }
     }

@@ -130,7 +130,7 @@ fn the_relay_waits_for_a_broker_that_is_down() {
     let down = lines.into_iter().find(|line| line["message"] == "Kafka does not answer");
     let has = |line: serde_json::Value| {
         let error = line["error"].as_str().unwrap_or_default();
-        line["event"] == "kafka_disconnected" && error.contains("Connection refused") && line["fix"].is_string()
+        line["event"] == "bus_disconnected" && error.contains("Connection refused") && line["fix"].is_string()
     };
     assert!(down.is_some_and(has) && !log.contains("[thrd:"), "{log}");
     let _relay = world.relay();

@@ -21,7 +21,7 @@ const OUTBOX: &str = r#"
 [delivery]
 on_error = "park"
 retry_base = "300ms"
-[kafka]
+[sink]
 max_in_flight_events = 50
 [outbox]
 pending = "status = 'NEW'"

@@ -92,7 +92,7 @@ fn a_relay_without_kafka_shows_the_cause_and_the_wal_that_the_slot_retains() {
     world.emit(&world.sql(), "a");
     let retained = || relay.metric("walrelay_retained_wal_bytes");
     eventually("it is measured", LOOKED, retained, |bytes| *bytes > Some(0.0));
-    let failed = || relay.metric(r#"walrelay_errors_total{kind="kafka_unreachable"}"#);
+    let failed = || relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#);
     eventually("the error is counted", LOOKED, failed, |errors| *errors > Some(0.0));
     let (_, page) = relay.get("/").expect("a page");
     assert!(

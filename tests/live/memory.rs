@@ -8,7 +8,7 @@ use crate::support::wait::eventually;
 use crate::support::world::World;
 
 const ARRIVAL: Duration = Duration::from_secs(240);
-const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
+const BUDGET: &str = "[sink]\nmax_in_flight_bytes = \"8MiB\"\n";
 
 /// The budget in flight, the producer's copies and bookkeeping of it, and the program itself.
 const RESIDENT_BYTES_MAX: u64 = 96 << 20;

@@ -62,7 +62,7 @@ fn a_publication_of_all_operations_delivers_each_insert_once_in_order() {
 
 #[test]
 fn large_updates_and_deletes_are_dropped_in_bounded_memory() {
-    const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
+    const BUDGET: &str = "[sink]\nmax_in_flight_bytes = \"8MiB\"\n";
     const RESIDENT_BYTES_MAX: u64 = 96 << 20;
     let world = World::new();
     everything(&world);

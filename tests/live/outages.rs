@@ -97,12 +97,12 @@ fn a_dead_and_a_frozen_broker_are_named() {
     world.emit(&sql, "a");
     // Sooner than an idle relay, which asks a broker once a minute.
     let log = || relay.log();
-    eventually("the log names it soon", LIMIT / 2, log, |log| log.contains("\"event\":\"kafka_disconnected\""));
+    eventually("the log names it soon", LIMIT / 2, log, |log| log.contains("\"event\":\"bus_disconnected\""));
     let signs = Signs {
         alert: "WalrelayNotReady",
-        sample: "walrelay_not_ready{reason=\"kafka_disconnected\"}",
+        sample: "walrelay_not_ready{reason=\"bus_disconnected\"}",
         is_alert: is_one,
-        page: &["Not ready: not connected to kafka", "check that the brokers run"],
+        page: &["Not ready: not connected to Kafka", "check that the brokers run"],
         log: &["check that the brokers run"],
         check: Check {
             name: "kafka",

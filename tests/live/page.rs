@@ -97,15 +97,15 @@ fn the_page_shows_the_figures_of_the_metrics_and_turns_with_an_outage() {
     eventually("the page is shown", ARRIVAL, || viewer.first("good", 0), Option::is_some);
     kafka.kill_hard();
     world.emit(&sql, "a");
-    let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("kafka_disconnected"));
+    let is_out = || relay.readiness().is_some_and(|(_, body)| body.contains("bus_disconnected"));
     eventually("the outage is reported", ARRIVAL, is_out, |out| *out);
-    assert!(relay.metric(r#"walrelay_errors_total{kind="kafka_unreachable"}"#) > Some(0.0), "{}", relay.metrics());
+    assert!(relay.metric(r#"walrelay_errors_total{kind="bus_unreachable"}"#) > Some(0.0), "{}", relay.metrics());
     // An event each second: the second one after the report shows it at the latest. One may be on its way.
     let reported = viewer.seen();
     let turned = eventually("the page turns", ARRIVAL, || viewer.first("bad", 0), Option::is_some);
     assert!(turned.is_some_and(|turned| turned <= reported + 2), "{turned:?} and {reported}");
     let html = page();
-    for words in ["Not ready: not connected to kafka", "check that the brokers run", "<b>Fix: </b>"] {
+    for words in ["Not ready: not connected to Kafka", "check that the brokers run", "<b>Fix: </b>"] {
         assert!(html.contains(words), "{words} is not in {html}");
     }
 }

@@ -84,7 +84,7 @@ fn burst(world: &World, run: &RelayCommand, given_up: impl Fn(&Relay) -> bool) -
     let took = began.elapsed();
     let findings = world.assert_all_good_delivered();
     eprintln!("{REFUSED} of {committed} refused: {took:?}, {} copies", findings.duplicates);
-    let finished = relay.metric("walrelay_retries_total{side=\"kafka\"}").unwrap_or_default();
+    let finished = relay.metric("walrelay_retries_total{side=\"bus\"}").unwrap_or_default();
     assert!(finished <= finished_max(), "{finished} producers for {REFUSED} events");
     relay
 }
@@ -139,7 +139,7 @@ fn takes_small_batches(on_error: &str) {
     // Of these it takes one step to what the topic takes.
     let batches = "[kafka.properties]\n\"batch.size\" = \"125000\"\n";
     let file = format!("[delivery]\ndead_letter_topic = {:?}\n{batches}", dead_letters(&world));
-    let finished = |relay: &Relay| relay.metric("walrelay_retries_total{side=\"kafka\"}").unwrap_or_default();
+    let finished = |relay: &Relay| relay.metric("walrelay_retries_total{side=\"bus\"}").unwrap_or_default();
     // All of it is there at once, and what is there at once goes out together.
     sql.run(&format!("select emit('{kind}', 'good-' || n % 40, 200) from generate_series(1, 6000) n"));
     let mut relay = world.run().option("--on-error", on_error).config_file(&file).start();

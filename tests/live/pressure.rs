@@ -11,7 +11,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// Long enough for a relay that has to wait for a core, and no longer than the tests are frozen.
-const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"10s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
+const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"10s\"\n[sink]\nmax_in_flight_bytes = \"256KiB\"\n";
 
 /// What a freeze of the broker came upon, after it ended.
 struct Thawed {
@@ -47,9 +47,9 @@ fn frozen(kafka: &Kafka) -> Thawed {
     let judged = status.clone().flag("--json").output();
     let (code, report) = (judged.status.code(), String::from_utf8_lossy(&judged.stdout).into_owned());
     for part in [
-        "\"ready\":false,\"ready_detail\":\"not connected to kafka\"",
-        "\"intake\":\"closed\",\"intake_detail\":\"kafka.max_in_flight_bytes is reached\"",
-        "the relay is not ready: not connected to kafka",
+        "\"ready\":false,\"ready_detail\":\"not connected to Kafka\"",
+        "\"intake\":\"closed\",\"intake_detail\":\"sink.max_in_flight_bytes is reached\"",
+        "the relay is not ready: not connected to Kafka",
     ] {
         assert!(report.contains(part), "{part}: {report}");
     }
@@ -57,7 +57,7 @@ fn frozen(kafka: &Kafka) -> Thawed {
     let (remedy, nagios) = (told(&judged.stderr), status.flag("--nagios").output());
     assert!(remedy.contains("check that the brokers run"), "{remedy}");
     let line = String::from_utf8_lossy(&nagios.stdout).into_owned();
-    assert!(nagios.status.code() == Some(2) && line.contains("not connected to kafka"), "{line}");
+    assert!(nagios.status.code() == Some(2) && line.contains("not connected to Kafka"), "{line}");
     let held = world.confirmed();
     assert!(held < world.wal());
     kafka.thaw();
@@ -80,7 +80,7 @@ fn a_broker_that_throttles_the_relay_is_not_away() {
     let world = World::new();
     Kafka::shared().limit_writing(&world.name, 4_000.0);
     let file = format!(
-        "[kafka]\nmax_in_flight_bytes = \"128KiB\"\n[kafka.properties]\nclient.id = \"{}\"\nstatistics.interval.ms = 5000\n",
+        "[sink]\nmax_in_flight_bytes = \"128KiB\"\n[kafka.properties]\nclient.id = \"{}\"\nstatistics.interval.ms = 5000\n",
         world.name
     );
     let mut relay = world.run().config_file(&file).start();
@@ -92,7 +92,7 @@ fn a_broker_that_throttles_the_relay_is_not_away() {
     throughout("the relay is ready", Duration::from_secs(9), || relay.is_ready());
     assert!(relay.metric("walrelay_broker_throttle_seconds") > Some(0.0));
     let log = relay.log();
-    assert!(log.contains("kafka_throttled") && !log.contains("kafka_disconnected"), "{log}");
+    assert!(log.contains("kafka_throttled") && !log.contains("bus_disconnected"), "{log}");
 }
 
 /// A broker that is fenced and back may name no broker at all, and librdkafka then forgets the only one it had

@@ -266,8 +266,7 @@ fn a_stopped_replay_reports_the_count_and_the_last_row() {
              select gen_random_uuid(), '{}', 'a', 'Changed', '{{}}' from generate_series(1, {ROWS})",
         world.kind(0)
     ));
-    let slow =
-        replay(&world).config_file("[kafka]\nmax_in_flight_events = 1\n").option("--where", "true").flag("--yes");
+    let slow = replay(&world).config_file("[sink]\nmax_in_flight_events = 1\n").option("--where", "true").flag("--yes");
     let mut running = slow.start();
     eventually("some are published", ARRIVAL, || world.delivered(), |records| *records >= 20);
     assert_eq!(running.terminate(EXIT), Some(3), "{}", running.log());

@@ -51,16 +51,16 @@ pub enum Kind {
     PositionMismatch,
     /// An event cannot be decoded or routed.
     Event,
-    /// An event cannot be produced: the broker or librdkafka refused this record for good.
+    /// An event cannot be produced: the bus or its client refused this record for good.
     Record,
     /// As [`Kind::Record`], because the record is too large.
     RecordTooLarge,
     /// The broker cannot be reached, or the producer failed and a new one may work.
-    KafkaUnreachable,
+    BusUnreachable,
     /// The broker refuses records for this topic: it does not exist, or the client may not write to it.
     TopicRefused,
     /// The broker refuses the client, or the topic of the position has unsuitable settings.
-    KafkaRefused,
+    BusRefused,
     /// The relay was stopped, and the deadline passed with events that are not acked. The next start delivers them. For
     /// `replay`: the command was stopped before all events were published.
     ShutdownTimeout,
@@ -82,7 +82,7 @@ impl Kind {
     /// The consequence for the relay.
     pub const fn disposition(self) -> Disposition {
         match self {
-            Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive | Kind::KafkaUnreachable => {
+            Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive | Kind::BusUnreachable => {
                 Disposition::Retry
             }
             Kind::TopicRefused => Disposition::RetryThenGiveUp,
@@ -93,7 +93,7 @@ impl Kind {
             | Kind::SlotUnusable
             | Kind::Publication
             | Kind::PositionMismatch
-            | Kind::KafkaRefused
+            | Kind::BusRefused
             | Kind::ShutdownTimeout
             | Kind::Unhealthy
             | Kind::NotVerified
@@ -137,12 +137,12 @@ impl Kind {
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
                 "remove what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
             ),
-            Kind::KafkaUnreachable => {
+            Kind::BusUnreachable => {
                 Remedy::from("check that the brokers run and can be reached from here, and try again")
             }
             Kind::TopicRefused => Remedy::from("create the topic, or grant Write and Describe on it"),
-            Kind::KafkaRefused => Remedy::from(
-                "check the Kafka properties and the rights of the Kafka user; the broker's log says why it refuses",
+            Kind::BusRefused => Remedy::from(
+                "check the settings of the bus and the rights of its user; the log of the bus says why it refuses",
             ),
             Kind::ShutdownTimeout => Remedy::from("start it again: nothing is lost, and what was left comes then"),
             Kind::Prerequisite => Remedy::from("give this machine what is missing, and try again"),
@@ -160,7 +160,7 @@ impl Kind {
 
     /// Whether the producer delivers nothing after an error of this kind.
     pub const fn ends_producer(self) -> bool {
-        matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
+        matches!(self, Kind::BusUnreachable | Kind::TopicRefused)
     }
 
     /// The name, as `docs/how-to/runbook.md`, errors in JSON and the metrics have it. Never renamed.
@@ -197,8 +197,8 @@ impl Kind {
             Kind::PositionMismatch => 16,
             Kind::Event => 20,
             Kind::Record | Kind::RecordTooLarge => 21,
-            Kind::KafkaUnreachable => 30,
-            Kind::TopicRefused | Kind::KafkaRefused => 31,
+            Kind::BusUnreachable => 30,
+            Kind::TopicRefused | Kind::BusRefused => 31,
             Kind::Bug => 70,
         }
     }
@@ -643,7 +643,7 @@ mod tests {
         let plain = Error::new(Kind::PositionMismatch, "x");
         assert_eq!(plain.any_remedy(), Kind::PositionMismatch.remedy());
         assert_eq!(plain.remedy("this").or_remedy("that").what_to_do().as_deref(), Some("this"));
-        let unreachable = Error::new(Kind::KafkaUnreachable, "it is tried again");
+        let unreachable = Error::new(Kind::BusUnreachable, "it is tried again");
         assert!(unreachable.any_remedy().is_none() && unreachable.what_to_do().unwrap().contains("brokers run"));
         assert_eq!(unreachable.or_remedy("that").what_to_do().as_deref(), Some("that"));
     }

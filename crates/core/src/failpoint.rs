@@ -12,7 +12,7 @@ pub const POINTS: [&str; 8] =
 pub(crate) const TABLE_POINTS: [&str; 10] =
     ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
 
-/// The point where the open Kafka transaction contains the position and is not committed.
+/// The point where the open transaction of the bus contains the position and is not committed.
 pub const TRANSACTION_POINTS: [&str; 1] = ["committing"];
 
 /// Arms the points that `FAILPOINTS` names, until the process ends. Without the feature, nothing reads the variable.

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::ledger::Ticket;
 use crate::route::Record;
 
-/// Whether Kafka answers, as far as anybody knows.
+/// Whether the bus answers, as far as anybody knows.
 ///
 /// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,10 +18,10 @@ pub enum Connection {
     Down {
         /// Since when.
         since: Instant,
-        /// The last thing librdkafka said about it.
+        /// The last thing its client said about it.
         cause: String,
     },
-    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
+    /// A server answers and refuses us: credentials, TLS. The client goes on trying, so this can end by itself.
     Refused(Error),
 }
 

@@ -182,7 +182,7 @@ pub(crate) const OPTIONS: &[Row] = &[
         "find out whether something reads them or what the query writes",
     ),
     unneeded("heartbeat.* topic.heartbeat.prefix", "no heartbeat is sent"),
-    unneeded("max.batch.size max.queue.* poll.*", "memory is bounded by kafka.max_in_flight_bytes"),
+    unneeded("max.batch.size max.queue.* poll.*", "memory is bounded by sink.max_in_flight_bytes"),
     unless(
         "errors.tolerance event.processing.failure.handling.mode",
         "none fail",

@@ -7,13 +7,12 @@ use super::postgres::{Largest, Seen};
 use crate::cli::output::{counted, tool_placeholders};
 use crate::config::{Config, KafkaConfig, SinkKind, StoreKind};
 use crate::relay::no_dead_letters;
-use crate::sink::KafkaSink;
 use crate::sink::kafka::cluster::{Cluster, Description, Topic, may_not_write, no_topic, takes_no_time};
 use crate::sink::kafka::faults::may_not_read;
 use crate::sink::kafka::fits_client;
 use crate::sink::kafka::options::record_limit_bytes;
+use crate::sink::{BusHandle as _, BusSink as _, KafkaSink};
 use crate::state::kafka::{judge, refused};
-use crate::telemetry::health::STALLED_FIX;
 use walrelay_core::clock::now_us;
 
 use walrelay_core::config::unit::human_bytes;
@@ -41,7 +40,7 @@ impl Purpose {
 /// Adds the checks of Kafka to `survey`, for the topics that were seen in Postgres and those of the configuration. Gives the
 /// id of the cluster, if a broker tells.
 pub(super) async fn look(config: &Config, seen: &Seen, survey: &mut Survey<'_>) -> Option<String> {
-    if config.sink != SinkKind::Kafka {
+    if config.sink.kind != SinkKind::Kafka {
         survey.ok("kafka", "", "not asked: sink.kind is not kafka");
         return None;
     }
@@ -151,7 +150,7 @@ fn exists(config: &Config, found: &Description, of: Purpose, name: &str, survey:
     if found.leaderless > 0 {
         let text =
             format!("{} of {partitions} without a leader: a broker is away, or its disk failed", found.leaderless);
-        survey.wrong("topic", name, &Error::new(Kind::KafkaUnreachable, text).remedy(STALLED_FIX));
+        survey.wrong("topic", name, &Error::new(Kind::BusUnreachable, text).remedy(config.sink.kind.bus().stalled));
     }
     if of == Purpose::Position
         && let Err(error) = judge(name, found.partitions, found.cleanup_policy.as_deref())

@@ -1,4 +1,4 @@
-//! One survey of Postgres and Kafka: a list of checks, each with what mends it. `doctor` and `config check` show it.
+//! One survey of Postgres and the bus: a list of checks, each with what mends it. `doctor` and `config check` show it.
 //! Reads only.
 
 mod kafka;
@@ -67,10 +67,10 @@ impl<'a> Survey<'a> {
         within_limit(self, async |survey| {
             let seen = postgres::look(config, asked, survey).await;
             if asked == Asked::Both {
-                let kafka_cluster = kafka::look(config, &seen, survey).await;
+                let cluster_id = kafka::look(config, &seen, survey).await;
                 let is_unclear = |check: &Check| check.state == WRONG && BEFORE_POSITION.contains(&check.check);
                 if let Some(place) = seen.place.as_ref().filter(|_| !survey.checks.iter().any(is_unclear)) {
-                    postgres::position(config, place, kafka_cluster, survey).await;
+                    postgres::position(config, place, cluster_id, survey).await;
                 }
             }
             seen.place

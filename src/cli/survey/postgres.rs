@@ -37,7 +37,7 @@ const TOPICS_MAX: usize = 100;
 /// What `pg_stat_activity` shows of a survey.
 const PROGRAM: &str = "walrelay doctor";
 
-/// What Postgres says about Kafka.
+/// What Postgres says about the bus.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) system_identifier: Option<String>,
@@ -118,7 +118,7 @@ pub(super) async fn look(config: &Config, asked: Asked, survey: &mut Survey<'_>)
             recovery(survey, &session, &named, outbox, polls.is_some()).await;
         }
         let Ok(Some(table)) = table::read(session.client(), name).await else { continue };
-        // They tell what Kafka is asked.
+        // They tell what the bus is asked.
         if is_readable && asked == Asked::Both {
             let sampled = Sampled { outbox, name, table: &table };
             rows(survey, &session, &sampled, config.delivery.on_error, &mut seen).await;
@@ -166,13 +166,13 @@ async fn owned(survey: &mut Survey<'_>, session: &SqlSession, config: &Config) {
     }
 }
 
-/// Adds what the relay's start makes of the stored position. Call after Kafka was seen to answer.
-pub(super) async fn position(config: &Config, place: &Place, kafka_cluster: Option<String>, survey: &mut Survey<'_>) {
+/// Adds what the relay's start makes of the stored position. Call after the bus was seen to answer.
+pub(super) async fn position(config: &Config, place: &Place, cluster_id: Option<String>, survey: &mut Survey<'_>) {
     const CHECK: &str = "position";
     let subject = config.source.slot.to_string();
     let found = async {
         let stored = state::load(config).await?;
-        start_from(config, place.session.client(), &place.facts, stored.as_ref(), kafka_cluster).await
+        start_from(config, place.session.client(), &place.facts, stored.as_ref(), cluster_id).await
     };
     match found.await {
         // Perhaps a relay has the last connection for replication.

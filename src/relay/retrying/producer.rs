@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Config;
 use crate::relay::stall_watchdog::StallGuard;
-use crate::sink::AnySink;
+use crate::sink::{AnySink, BusSink as _};
 use walrelay_core::config::OutboxConfig;
 use walrelay_core::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::event::Polled;
@@ -54,10 +54,10 @@ pub(super) struct Refusal {
 
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Of each event that has a record, whether Kafka has it.
+    /// Of each event that has a record, whether the bus has it.
     pub(super) acked: Vec<bool>,
     pub(super) accepting: BTreeSet<String>,
-    /// Why the first event that Kafka has not was refused; or an error about no record: Kafka is away, or refuses us.
+    /// Why the first event that the bus has not was refused; or an error about no record: the bus is away, or refuses us.
     pub(super) ended: Result<Option<Refusal>>,
 }
 
@@ -172,7 +172,7 @@ fn no_such_outbox() -> Error {
     Error::new(Kind::Bug, "a parked event is of an outbox that is not configured")
 }
 
-/// Why the first record that Kafka has not was refused, and whether the producer goes on. One record is sent apart, so that it does when that is refused.
+/// Why the first record that the bus has not was refused, and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut AnySink,
     base: u64,
@@ -180,7 +180,7 @@ async fn sent(
     acked: &mut [bool],
     until: Instant,
 ) -> Result<(Option<Refusal>, bool)> {
-    let away = || Error::new(Kind::KafkaUnreachable, "Kafka did not ack parked events");
+    let away = || Error::new(Kind::BusUnreachable, "the bus did not ack parked events");
     let (mut failure, mut deliveries, mut next) = (None, Vec::new(), 0);
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {

@@ -403,7 +403,7 @@ async fn each_kind_of_error_ends_the_relay_with_its_remedy_or_is_retried() {
         let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
         let ended = failed(&mut relay, &error).err();
         let of_postgres = matches!(kind, Kind::PostgresUnreachable | Kind::PostgresUnwritable | Kind::SlotActive);
-        let is_retried = of_postgres || kind == Kind::KafkaUnreachable;
+        let is_retried = of_postgres || kind == Kind::BusUnreachable;
         let attempts = if kind == Kind::TopicRefused { ATTEMPTS } else { 0 };
         let expected = if is_retried { LIVES } else { attempts };
         assert_eq!((tries, ended.as_ref().map(Error::kind)), (expected, (tries < LIVES).then_some(kind)), "{kind:?}");
@@ -458,7 +458,7 @@ async fn assert_dead_letters_wait(code: RDKafkaErrorCode, at: At) {
     let retry = &mut relay.config.delivery.retry;
     (retry.cap, retry.jitter_percent) = (Duration::from_secs(8), 0);
     let health = relay.telemetry.health.clone();
-    for side in [Side::Postgres, Side::Kafka] {
+    for side in [Side::Postgres, Side::Bus] {
         health.connection(side, true);
     }
     let refused = || matches!(health.not_ready(), Some(NotReady::DeadLettersRefused(_)));

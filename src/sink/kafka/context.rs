@@ -15,12 +15,13 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 use serde::Deserialize;
 use tokio::sync::{Notify, oneshot};
 
-use super::connection::{Home, Tracker};
+use super::BUS;
 use super::faults::{self, Subject, code};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
 use super::properties::Redactor;
-use crate::sink::is_internal;
+use crate::sink::connection::{Home, Tracker};
+use crate::sink::{BusSink as _, KafkaSink};
 use walrelay_core::error::{Disposition, Error, Kind, Remedy, Result};
 
 use walrelay_core::event::Shown;
@@ -114,6 +115,9 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
+    /// librdkafka asks a broker for its cluster at the beginning of a connection, and sends the first record after the answer.
+    /// But its main thread takes that answer in, and another thread the acks. An ack of another cluster would count if the
+    /// main thread stood still for as long as the first record takes from there to its ack, and to the relay's loop.
     pub(super) home: Home,
     life: AtomicU8,
     pub(super) reports: Mutex<Reports>,
@@ -139,8 +143,8 @@ impl Shared {
     /// `cluster_id` is the cluster of earlier producers, where it is known.
     pub(super) fn new(quiet: bool, cluster_id: Option<String>) -> Shared {
         Shared {
-            tracker: Tracker::new(quiet),
-            home: Home::new(cluster_id),
+            tracker: Tracker::new(BUS, quiet),
+            home: Home::new(BUS, cluster_id),
             life: AtomicU8::new(Life::Running as u8),
             reports: Mutex::default(),
             wake: Notify::new(),
@@ -377,7 +381,7 @@ impl ClientContext for Context {
 fn outdated() -> Error {
     let cause =
         "Kafka does not answer, and a file that the Kafka properties name has changed: making a producer with it";
-    Error::new(Kind::KafkaUnreachable, cause)
+    Error::new(Kind::BusUnreachable, cause)
 }
 
 #[derive(Deserialize)]
@@ -412,7 +416,7 @@ fn refuses_connection(code: RDKafkaErrorCode) -> bool {
 }
 
 /// Facilities of the lines whose news is in lines of walrelay, with librdkafka's reason: connections that ended
-/// (`broker_disconnected`, `kafka_disconnected`, `kafka_refused`), requests that timed out, which end a connection, and failed
+/// (`broker_disconnected`, `bus_disconnected`, `bus_refused`), requests that timed out, which end a connection, and failed
 /// transactions (`producer_failed`, `topic_refused`).
 const TOLD: [&str; 4] = [ENDED_FACILITY, "REQTMOUT", "TXNERR", DENIED_FACILITY];
 
@@ -478,7 +482,7 @@ impl Denied {
         if !is_purged || !self.0.lock().contains(topic) {
             return code;
         }
-        if is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
+        if KafkaSink::is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
     }
 }
 

@@ -38,8 +38,7 @@ struct Fault {
 }
 
 /// What to do where no broker answers. One that wants TLS or a password closes other connections without a word.
-pub(crate) const REACH: &str = "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
-                         and that security.protocol is what they speak";
+pub(crate) const REACH: &str = super::BUS.reach;
 
 /// Stands for `{or_another}` unless the record was sent without others.
 const OR_ANOTHER: &str = " (this one, or one sent together with it)";
@@ -82,33 +81,33 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         codes: &[ClusterAuthorizationFailed],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the Kafka user may not do this on the cluster",
         remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation IdempotentWrite --cluster; creating \
                  topics needs Create",
     },
     Fault {
         codes: &[GroupAuthorizationFailed, DelegationTokenAuthorizationFailed],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the Kafka user is not authorised",
         remedy: "look at the user's ACLs: kafka-acls --bootstrap-server … --list --principal User:…",
     },
     Fault {
         codes: &[TransactionalIdAuthorizationFailed],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the Kafka user may not use the transactional id",
         remedy: "grant it: kafka-acls --bootstrap-server … --add --allow-principal User:… --operation Write --operation Describe \
                  --transactional-id {transactional_id}",
     },
     Fault {
         codes: &[InvalidTransactionTimeout],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the broker allows no transaction to last this long",
         remedy: "lower delivery.transaction_timeout, or raise the brokers' transaction.max.timeout.ms",
     },
     Fault {
         codes: &[InvalidProducerEpoch, InvalidProducerIdMapping, ProducerFenced, Fenced],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "Kafka takes nothing more of this producer: another relay of the slot took over, a transaction lasted \
                longer than it may, or there was none for so long that Kafka forgot the transactional id \
                (transactional.id.expiration.ms)",
@@ -125,13 +124,13 @@ const FAULTS: &[Fault] = &[
             DelegationTokenNotFound,
             DelegationTokenAuthDisabled,
         ],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "Kafka refuses our credentials",
         remedy: "check sasl.mechanism, sasl.username, sasl.password and security.protocol of the Kafka properties",
     },
     Fault {
         codes: &[SSL],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the TLS connection to Kafka fails",
         remedy: "check ssl.ca.location, the name in the broker's certificate and security.protocol",
     },
@@ -164,7 +163,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         codes: &[InvalidArgument],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "librdkafka does not take what is asked of it",
         remedy: "look at the Kafka properties; if they are plain, please report it with the log",
     },
@@ -179,25 +178,25 @@ const FAULTS: &[Fault] = &[
             InvalidConfig,
             NotImplemented,
         ],
-        kind: Kind::KafkaRefused,
+        kind: Kind::BusRefused,
         what: "the broker does not support or allow what is asked of it",
         remedy: "compare the broker's version and policies with the Kafka properties",
     },
     Fault {
         codes: &[Fatal, GaplessGuarantee, Inconsistent, OutOfOrderSequenceNumber, UnknownProducerId],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "the producer could not go on without risking order or loss",
         remedy: "",
     },
     Fault {
         codes: &[NoOffset],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "the record was acked without an offset, so nobody knows whether Kafka has it; sending it again",
         remedy: "",
     },
     Fault {
         codes: &[PurgeQueue, PurgeInflight, InvalidDifferentRecord, BrokerDestroy, DestroyBroker],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "the record was given up together with another one",
         remedy: "",
     },
@@ -213,7 +212,7 @@ const FAULTS: &[Fault] = &[
             TimedOutQueue,
             MessageTimedOut,
         ],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "no Kafka broker answers",
         remedy: REACH,
     },
@@ -227,7 +226,7 @@ const FAULTS: &[Fault] = &[
             ReplicaNotAvailable,
             KafkaStorageError,
         ],
-        kind: Kind::KafkaUnreachable,
+        kind: Kind::BusUnreachable,
         what: "the partition cannot be written or read now",
         remedy: "check that enough brokers run for the topic's min.insync.replicas, and their disks",
     },
@@ -254,7 +253,7 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
 }
 
 pub(crate) fn kind(code: RDKafkaErrorCode) -> Kind {
-    find(code).map_or(Kind::KafkaUnreachable, |fault| fault.kind)
+    find(code).map_or(Kind::BusUnreachable, |fault| fault.kind)
 }
 
 /// The meaning of a code for a record. A record that chose no partition was given one of the topic: the topic is gone.
@@ -271,7 +270,7 @@ pub(crate) fn of_known(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
 pub(crate) fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     let place = place(Subject { time_ms: subject.time_ms.filter(|_| code == InvalidTimestamp), ..subject });
     let Some(fault) = find(code) else {
-        return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
+        return Error::new(Kind::BusUnreachable, format!("Kafka failed{place}: {code}"));
     };
     let what = fault.what.replace("{or_another}", if subject.alone { "" } else { OR_ANOTHER });
     let mut error = Error::new(fault.kind, format!("{what}{place}: {code}"));
@@ -308,7 +307,7 @@ pub(crate) fn certificate_refusal(reason: &str) -> Option<Error> {
     let number = after.split(|character: char| !character.is_ascii_digit()).next()?;
     CERTIFICATE_ALERTS.contains(&number).then(|| {
         let cause = format!("Kafka does not take our TLS certificate, or wants one and is shown none: {reason}");
-        Error::new(Kind::KafkaRefused, cause).remedy(
+        Error::new(Kind::BusRefused, cause).remedy(
             "check ssl.certificate.location and ssl.key.location of the Kafka properties, and that the broker's \
              truststore has the certificate's authority",
         )
@@ -370,7 +369,7 @@ mod tests {
         for chosen in [false, true] {
             assert_eq!(of_record(MessageSizeTooLarge, chosen), MessageSizeTooLarge);
         }
-        assert_eq!(kind(of_known(UnknownPartition)), Kind::KafkaUnreachable, "a partition that was seen comes back");
+        assert_eq!(kind(of_known(UnknownPartition)), Kind::BusUnreachable, "a partition that was seen comes back");
         assert_eq!(of_known(UnknownTopicOrPartition), UnknownTopicOrPartition);
     }
 
@@ -383,7 +382,7 @@ mod tests {
             "Receive failed: tlsv13 alert certificate required: SSL alert number 116",
         ] {
             let refusal = certificate_refusal(reason).unwrap();
-            assert_eq!(refusal.kind(), Kind::KafkaRefused);
+            assert_eq!(refusal.kind(), Kind::BusRefused);
             assert!(refusal.cause().ends_with(reason), "{refusal}");
         }
         for reason in [

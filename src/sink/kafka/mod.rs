@@ -7,13 +7,11 @@
 //! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
 //! | `options`, `properties` | librdkafka's properties, and those that an operator may not set |
 //! | `faults` | the error for each code of librdkafka |
-//! | `connection` | whether Kafka answers |
 //! | `topic_reader` | readers of topics, and the client that creates topics |
 //! | `cluster` | what the brokers say about themselves and about topics, for `walrelay doctor` |
 //! | `native` | calls of librdkafka that its crate has not: all `unsafe` code |
 
 pub(crate) mod cluster;
-pub(crate) mod connection;
 mod context;
 pub(crate) mod faults;
 pub(crate) mod native;
@@ -40,7 +38,8 @@ use options::{Options, Transactional};
 use partitions::{Openings, Waiting, hash};
 use producer::{Inner, Probe, Producer};
 
-use crate::config::KafkaConfig;
+use crate::config::{Bus, Config, KafkaConfig, SinkKind};
+use crate::sink::{BusSink, SinkHandle, TakeRecord};
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::ledger::Ticket;
 use walrelay_core::route::{OwnedRecord, Record};
@@ -51,6 +50,12 @@ use walrelay_core::sink::{Connection, Delivery, EnqueueError, Sink};
 const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
 /// Lengths around a header's name and value, at most.
 const HEADER_OVERHEAD_BYTES: usize = 10;
+
+/// How texts name it.
+const BUS: Bus = SinkKind::Kafka.bus();
+
+/// Kafka's own topics, which take no records from anybody. Brokers deny them to a transaction as without a right.
+const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
 
 /// A failure brings others with it. They are collected for this long, so that the one that says most comes first.
 const COLLECTING: Duration = Duration::from_millis(100);
@@ -91,7 +96,7 @@ impl KafkaSink {
     /// and what it left open is committed or given up for good: read where to go on *after* that.
     ///
     /// # Errors
-    /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::KafkaUnreachable`] or [`Kind::KafkaRefused`].
+    /// As [`KafkaSink::connect`]; of the coordinator, [`Kind::BusUnreachable`] or [`Kind::BusRefused`].
     pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
         let sink = served_before(config, Options::transactional(config, of).and_then(Self::with_options))?;
         let inner = Arc::clone(&sink.inner);
@@ -123,40 +128,6 @@ impl KafkaSink {
         Producer::of(&self.inner)
     }
 
-    /// The average time from a request to its answer, of the slowest broker; none before the first statistics.
-    pub(crate) fn round_trip(&self) -> Option<Duration> {
-        let micros = self.inner.shared.pace.round_trip_us.load(Ordering::Relaxed);
-        (micros > 0).then(|| Duration::from_micros(micros))
-    }
-
-    /// The average time for which a broker made requests wait for a quota; none where none did.
-    pub(crate) fn throttle(&self) -> Option<Duration> {
-        self.inner.shared.pace.throttle()
-    }
-
-    /// How often a topic got another number of partitions since this was asked last.
-    pub(crate) fn take_partition_changes(&self) -> u64 {
-        self.inner.client.context().partitioner.take_changes()
-    }
-
-    /// Whether Kafka answers, to be woken at each change.
-    pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
-        self.inner.shared.tracker.subscribe()
-    }
-
-    pub(crate) fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
-        self.openings.busiest(max)
-    }
-
-    /// Asks any broker which of `topics` the cluster does not have, or hides from this user. Creates none.
-    /// Errors: [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
-    pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        let metadata = self.metadata(timeout).await?;
-        let is_it = |known: &TopicMetadata, topic: &str| known.name == topic && known.error.is_none_or(is_young);
-        let exists = |topic: &str| metadata.topics.iter().any(|known| is_it(known, topic));
-        Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
-    }
-
     /// The ids of the brokers, as any of them tells. Errors are those of [`KafkaSink::missing`].
     pub(crate) async fn brokers(&self, timeout: Duration) -> Result<Vec<i32>> {
         Ok(self.metadata(timeout).await?.brokers)
@@ -168,16 +139,6 @@ impl KafkaSink {
         tokio::select! {
             answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))?,
             refusal = self.inner.shared.tracker.unusable() => Err(refusal),
-        }
-    }
-
-    /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
-    pub async fn close(self) {
-        let mut gone = self.inner.gone.subscribe();
-        drop(self);
-        // The sender is never used: the only change is its end.
-        if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
-            tracing::warn!(event = "producer_close_delayed", "the Kafka producer is still being freed");
         }
     }
 
@@ -287,7 +248,7 @@ fn is_young(code: RDKafkaErrorCode) -> bool {
 
 /// `error`, unless it says of a topic that it does not exist, and a broker knows it by now, or none answers. librdkafka says
 /// that of a topic of which no broker told in time: nobody refused anything, and the events are sent again.
-pub(crate) async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
+async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
     let Some(topic) = error.topic().filter(|_| faults::is_of_missing_topic(&error)) else { return error };
     let asked = async {
         let sink = KafkaSink::for_asking(config)?;
@@ -297,9 +258,9 @@ pub(crate) async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
     };
     match asked.await {
         Ok(missing) if missing.is_empty() => {
-            Error::new(Kind::KafkaUnreachable, format!("topic {topic} exists, and no broker told of it in time"))
+            Error::new(Kind::BusUnreachable, format!("topic {topic} exists, and no broker told of it in time"))
         }
-        Err(away) if away.kind() == Kind::KafkaUnreachable => away,
+        Err(away) if away.kind() == Kind::BusUnreachable => away,
         Ok(_) | Err(_) => error,
     }
 }
@@ -308,7 +269,7 @@ pub(crate) async fn unless_there(error: Error, config: &KafkaConfig) -> Error {
 /// others, and somebody may be replacing them one after the other.
 fn served_before(config: &KafkaConfig, made: Result<KafkaSink>) -> Result<KafkaSink> {
     made.map_err(|error| match (error.kind(), &config.cluster_id) {
-        (Kind::Config, Some(_)) => error.with_kind(Kind::KafkaUnreachable),
+        (Kind::Config, Some(_)) => error.with_kind(Kind::BusUnreachable),
         _ => error,
     })
 }
@@ -369,6 +330,83 @@ impl Sink for KafkaSink {
                 // Elapsed or woken: what matters is what lies there now.
                 Some(at) => tokio::time::timeout_at(at, woken).await.unwrap_or_default(),
             }
+        }
+    }
+}
+
+impl BusSink for KafkaSink {
+    /// librdkafka's message and list of headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and
+    /// `rd_kafka_header_t`, and as measured with two headers.
+    const RECORD_COST_BYTES: usize = 512;
+
+    fn connect(config: &Config) -> Result<KafkaSink> {
+        KafkaSink::connect(&config.kafka)
+    }
+
+    fn for_asking(config: &Config) -> Result<KafkaSink> {
+        KafkaSink::for_asking(&config.kafka)
+    }
+
+    async fn transactional(config: &Config, of: &Transactional) -> Result<KafkaSink> {
+        KafkaSink::transactional(&config.kafka, of).await
+    }
+
+    /// See [`topic_reader::read_back`].
+    fn read_back(config: &Config, topic: &str, deadline: std::time::Instant, take: &mut TakeRecord<'_>) -> Result<()> {
+        topic_reader::read_back(Options::reader(&config.kafka)?, topic, deadline, take)
+    }
+
+    async fn judged(error: Error, config: &Config) -> Error {
+        unless_there(error, &config.kafka).await
+    }
+
+    fn reduce_batches(config: &mut Config, record_bytes: usize) -> Option<(usize, &'static str)> {
+        const HOW: &str = "set the Kafka property batch.size below max.message.bytes of the topic";
+        Some((options::reduce_batches(&mut config.kafka, record_bytes)?, HOW))
+    }
+
+    fn is_internal(topic: &str) -> bool {
+        INTERNAL_TOPICS.contains(&topic)
+    }
+
+    fn handle(&self) -> SinkHandle {
+        SinkHandle::of(self.producer())
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        let micros = self.inner.shared.pace.round_trip_us.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    fn throttle(&self) -> Option<Duration> {
+        self.inner.shared.pace.throttle()
+    }
+
+    fn take_partition_changes(&self) -> u64 {
+        self.inner.client.context().partitioner.take_changes()
+    }
+
+    fn watch_connection(&self) -> watch::Receiver<Connection> {
+        self.inner.shared.tracker.subscribe()
+    }
+
+    fn busiest_topics(&self, max: usize) -> Vec<(&str, u64)> {
+        self.openings.busiest(max)
+    }
+
+    async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+        let metadata = self.metadata(timeout).await?;
+        let is_it = |known: &TopicMetadata, topic: &str| known.name == topic && known.error.is_none_or(is_young);
+        let exists = |topic: &str| metadata.topics.iter().any(|known| is_it(known, topic));
+        Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
+    }
+
+    async fn close(self) {
+        let mut gone = self.inner.gone.subscribe();
+        drop(self);
+        // The sender is never used: the only change is its end.
+        if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
+            tracing::warn!(event = "producer_close_delayed", "the Kafka producer is still being freed");
         }
     }
 }

@@ -59,12 +59,12 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
     }
 }
 
-/// The linked versions of librdkafka and of OpenSSL, each with the name of the library.
-pub(crate) fn linked_versions() -> [String; 2] {
+/// The names of the linked libraries, and their versions.
+pub(crate) fn linked_libraries() -> [(&'static str, String); 2] {
     let (_, librdkafka) = rdkafka::util::get_rdkafka_version();
     // SAFETY: the text is static and ends with a NUL.
     let openssl = unsafe { CStr::from_ptr(openssl_sys::OpenSSL_version(openssl_sys::OPENSSL_VERSION)) };
-    [format!("librdkafka {librdkafka}"), openssl.to_string_lossy().into_owned()]
+    [("librdkafka", librdkafka), ("OpenSSL", openssl.to_string_lossy().into_owned())]
 }
 
 /// A function of librdkafka that returns an error code, as one that returns a number. Both have the same ABI.

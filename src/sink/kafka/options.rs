@@ -280,14 +280,7 @@ mod tests {
 
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
         let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
-        KafkaConfig {
-            id_headers: Vec::new(),
-            brokers: "127.0.0.1:9".to_owned(),
-            properties,
-            max_in_flight_bytes: 32 << 20,
-            max_in_flight_events: 100_000,
-            ..KafkaConfig::default()
-        }
+        KafkaConfig { id_headers: Vec::new(), brokers: "127.0.0.1:9".to_owned(), properties, ..KafkaConfig::default() }
     }
 
     #[test]

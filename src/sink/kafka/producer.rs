@@ -35,6 +35,8 @@ use super::faults::{self, Subject, code};
 use super::native::{Metadata, add_servers, cluster_id, knows_no_broker, metadata};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
+use crate::sink::BusHandle;
+use futures_util::future::BoxFuture;
 use walrelay_core::error::{Error, Kind, Result};
 use walrelay_core::failpoint;
 use walrelay_core::ledger::Ticket;
@@ -195,7 +197,7 @@ impl Inner {
         if let Some(doubt) = self.shared.doubt.get().filter(|_| code == DOUBTFUL) {
             let what =
                 format!("{doubt}, and something of this producer may come late; the next transaction is another one's");
-            return Error::new(Kind::KafkaUnreachable, what);
+            return Error::new(Kind::BusUnreachable, what);
         }
         faults::explain(code, subject)
     }
@@ -284,13 +286,13 @@ impl Inner {
             Connection::Refused(error) => error,
             Connection::Up | Connection::Down { .. } => {
                 let because = self.shared.tracker.reason().unwrap_or_else(|| error.to_string());
-                Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
+                Error::new(Kind::BusUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
             }
         })?;
         // A broker that has just started, or was fenced, knows of none. No record could be sent to any.
         if metadata.brokers.is_empty() {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
-            return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
+            return Err(Error::new(Kind::BusUnreachable, what).remedy("look at the log of Kafka's controllers"));
         }
         self.same_cluster()?;
         self.shared.tracker.up();
@@ -504,7 +506,7 @@ type Reply = oneshot::Receiver<Result<()>>;
 
 /// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
 ///
-/// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::KafkaUnreachable`].
+/// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::BusUnreachable`].
 #[derive(Debug, Clone)]
 pub struct Producer {
     inner: Weak<Inner>,
@@ -544,31 +546,6 @@ impl Producer {
         self.alive()?.same_cluster()
     }
 
-    /// The id of the cluster; none where its brokers do not tell.
-    /// Errors: [`Kind::PositionMismatch`]: it is another one than before. Those of a question for metadata.
-    pub(crate) async fn cluster_id(&self) -> Result<Option<String>> {
-        let inner = self.alive()?;
-        let asked = spawn_blocking(move || inner.cluster_id());
-        asked.await.map_err(|error| Error::new(Kind::Bug, error))?
-    }
-
-    /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
-    /// producer takes no more from here on, and is good for nothing but to be closed.
-    ///
-    /// Requests that the operating system has may still be written by a broker.
-    pub(crate) fn give_up(&self) -> Option<usize> {
-        let inner = self.inner.upgrade()?;
-        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
-        self.shared.advance(Life::Failed);
-        inner.purge();
-        Some(records)
-    }
-
-    /// Waits until Kafka has refused us for some seconds on end, and says why.
-    pub(crate) async fn unusable(&self) -> Error {
-        self.shared.tracker.unusable().await
-    }
-
     /// Hands one record to librdkafka; the receiver is told what became of it.
     fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
         let inner = self.alive()?;
@@ -589,5 +566,37 @@ impl Producer {
 }
 
 fn closed() -> Error {
-    Error::new(Kind::KafkaUnreachable, "the Kafka producer was closed")
+    Error::new(Kind::BusUnreachable, "the Kafka producer was closed")
+}
+
+impl BusHandle for Producer {
+    /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
+    /// producer takes no more from here on, and is good for nothing but to be closed.
+    ///
+    /// Requests that the operating system has may still be written by a broker.
+    fn give_up(&self) -> Option<usize> {
+        let inner = self.inner.upgrade()?;
+        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        self.shared.advance(Life::Failed);
+        inner.purge();
+        Some(records)
+    }
+
+    fn unusable(&self) -> BoxFuture<'_, Error> {
+        Box::pin(async { self.shared.tracker.unusable().await })
+    }
+
+    /// The id of the cluster; none where its brokers do not tell.
+    /// Errors: [`Kind::PositionMismatch`]: it is another one than before. Those of a question for metadata.
+    fn cluster_id(&self) -> BoxFuture<'_, Result<Option<String>>> {
+        Box::pin(async {
+            let inner = self.alive()?;
+            let asked = spawn_blocking(move || inner.cluster_id());
+            asked.await.map_err(|error| Error::new(Kind::Bug, error))?
+        })
+    }
+
+    fn producer(&self) -> Option<Producer> {
+        Some(self.clone())
+    }
 }

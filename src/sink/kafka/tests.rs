@@ -27,14 +27,7 @@ fn cluster(partitions: i32) -> Cluster {
 
 fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
-    KafkaConfig {
-        brokers,
-        properties,
-        id_headers: vec!["id".to_owned()],
-        max_in_flight_bytes: 8 << 20,
-        max_in_flight_events: 10_000,
-        ..KafkaConfig::default()
-    }
+    KafkaConfig { brokers, properties, id_headers: vec!["id".to_owned()], ..KafkaConfig::default() }
 }
 
 fn sink(cluster: &Cluster) -> KafkaSink {
@@ -287,8 +280,8 @@ async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle()
     let started = Instant::now();
     sink.close().await;
     assert!(started.elapsed() < CLOSE_TIMEOUT, "closing took {:?}", started.elapsed());
-    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), Kind::KafkaUnreachable);
-    assert_eq!(producer.deliver(TOPIC, 0, b"k", b"v").await.unwrap_err().kind(), Kind::KafkaUnreachable);
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), Kind::BusUnreachable);
+    assert_eq!(producer.deliver(TOPIC, 0, b"k", b"v").await.unwrap_err().kind(), Kind::BusUnreachable);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -329,7 +322,7 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     enqueue_numbers(&mut sink, 2..3);
     let failed = delivered(&mut sink, 1).await;
     let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
-    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert_eq!(error.kind(), Kind::BusUnreachable);
     assert!(error.cause().contains("without an offset"), "{error}");
 }
 
@@ -360,7 +353,7 @@ async fn a_commit_that_is_refused_ends_the_producer_and_says_who_took_over() {
     delivered(&mut sink, 1).await;
     cluster.request_errors(RDKafkaApiKey::EndTxn, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_PRODUCER_FENCED]);
     let error = sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap_err();
-    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert_eq!(error.kind(), Kind::BusUnreachable);
     assert!(error.cause().contains("another relay of the slot took over"), "{error}");
     let refused = sink.enqueue(&record(b"o-1", b"later"), Ticket(1)).unwrap_err();
     assert!(matches!(refused, EnqueueError::Finished), "{refused:?}");
@@ -372,7 +365,7 @@ async fn an_id_we_may_not_use_is_a_refusal_with_the_acl_it_needs() {
     let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     cluster.request_errors(RDKafkaApiKey::InitProducerId, &[refusal]);
     let error = transactional(&cluster).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert_eq!(error.kind(), Kind::BusRefused);
     assert!(error.what_to_do().unwrap().ends_with("--transactional-id walrelay-7-orders"), "{error:?}");
 }
 
@@ -396,7 +389,7 @@ async fn a_topic_that_a_broker_knows_was_not_refused_as_missing() {
     let config = config(cluster.bootstrap_servers(), &[]);
     let of = |topic: &str, code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
     let known = unless_there(of(TOPIC, RDKafkaErrorCode::UnknownTopic), &config).await;
-    assert_eq!(known.kind(), Kind::KafkaUnreachable, "{known}");
+    assert_eq!(known.kind(), Kind::BusUnreachable, "{known}");
     for error in
         [of("elsewhere", RDKafkaErrorCode::UnknownTopic), of(TOPIC, RDKafkaErrorCode::TopicAuthorizationFailed)]
     {

@@ -225,7 +225,7 @@ impl TopicReader {
             if heard.elapsed() > SILENCE_TIMEOUT {
                 let seconds = SILENCE_TIMEOUT.as_secs();
                 let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(self.client()?.context().why(Error::new(Kind::KafkaUnreachable, cause)));
+                return Err(self.client()?.context().why(Error::new(Kind::BusUnreachable, cause)));
             }
             let (id, next) = match self.hear(topic)? {
                 Heard::Nothing => continue,
@@ -329,7 +329,7 @@ impl TopicReader {
         let Some(deadline) = self.deadline else { return Ok(limit) };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let error = Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));
+            let error = Error::new(Kind::BusUnreachable, format!("topic {topic} could not be read in time"));
             return Err(self.client()?.context().why(error));
         }
         Ok(left.min(limit))
@@ -343,7 +343,7 @@ impl TopicReader {
         }
         let explained = about(topic, code);
         match &self.client {
-            Some(client) if faults::kind(code) == Kind::KafkaUnreachable => client.context().why(explained),
+            Some(client) if faults::kind(code) == Kind::BusUnreachable => client.context().why(explained),
             Some(_) | None => explained,
         }
     }
@@ -436,7 +436,7 @@ impl ClientContext for Listening {
         let reason = self.redactor.clean(reason);
         tracing::debug!(target: "librdkafka", "{reason}");
         let code = code(&error);
-        let refused = (faults::kind(code) == Kind::KafkaRefused).then(|| faults::explain(code, Subject::default()));
+        let refused = (faults::kind(code) == Kind::BusRefused).then(|| faults::explain(code, Subject::default()));
         let refused = refused.or_else(|| faults::certificate_refusal(&reason));
         if refused.is_some() {
             *self.refusal.lock() = refused;
@@ -489,7 +489,7 @@ fn about(topic: &str, code: RDKafkaErrorCode) -> Error {
 }
 
 fn no_answer(topic: &str) -> Error {
-    Error::new(Kind::KafkaUnreachable, format!("no answer to the creation of topic {topic}"))
+    Error::new(Kind::BusUnreachable, format!("no answer to the creation of topic {topic}"))
 }
 
 /// Creates and deletes topics, and asks for their settings. Close it with [`TopicAdmin::close`].
@@ -582,8 +582,8 @@ const BYTES_MAX: usize = 64 << 20;
 /// told of each whether it is one of those looked for. Those of a partition are shown in windows that go back, each window
 /// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
 /// exist has no records. Nothing is created or committed.
-/// Errors: [`Kind::KafkaRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be read;
-/// `KafkaUnreachable` where it could not be by `deadline`. Records that were shown until then count.
+/// Errors: [`Kind::BusRefused`](walrelay_core::error::Kind) or `TopicRefused` where the topic may not be read;
+/// `BusUnreachable` where it could not be by `deadline`. Records that were shown until then count.
 pub(crate) fn read_back(
     options: Options,
     topic: &str,

@@ -64,7 +64,7 @@ fn stand_bys(pids: &[i32]) -> String {
     format!("{are} {}: backend pid {pids}.", if are == 1 { "relay stands by" } else { "relays stand by" })
 }
 
-/// From the slot through the relay into Kafka. What only some relays measure is left out where it is unknown.
+/// From the slot through the relay into the bus. What only some relays measure is left out where it is unknown.
 fn way(now: &Snapshot) -> Markup {
     let closed = IntakeClosed::VARIANTS.iter().find(|why| now.figures.get(&intake_sample(**why)) == Some(1.0));
     html! {
@@ -89,11 +89,11 @@ fn way(now: &Snapshot) -> Markup {
         }
         div .arrow { (rate(now, ACKED, per_second)) " acks/s" }
         div .card {
-            h2 { "Kafka" }
+            h2 { (now.bus) }
             dl {
-                (connection(now, Side::Kafka))
+                (connection(now, Side::Bus))
                 (list(now, &[("Acked events", ACKED, count), ("Round trip", ROUND_TRIP, seconds)]))
-                (list(now, &[("Retries", "walrelay_retries_total{side=\"kafka\"}", count)]))
+                (list(now, &[("Retries", "walrelay_retries_total{side=\"bus\"}", count)]))
             }
         }
     }
@@ -172,7 +172,7 @@ fn rates(now: &Snapshot) -> Markup {
     }
 }
 
-/// Events that Kafka does not have, and the commands that show them.
+/// Events that the bus does not have, and the commands that show them.
 fn undelivered(now: &Snapshot) -> Markup {
     let rows = [
         ("Parked now", PARKED, Some("parked list")),

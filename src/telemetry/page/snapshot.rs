@@ -121,6 +121,7 @@ fn drawn(metrics: &Metrics) -> [Option<f64>; 3] {
 
 #[derive(Debug)]
 pub(super) struct Snapshot {
+    pub(super) bus: &'static str,
     pub(super) at: Timestamp,
     pub(super) figures: Figures,
     /// The figures of some seconds ago, and how many seconds.
@@ -139,6 +140,7 @@ impl Snapshot {
     pub(super) fn take(telemetry: &Telemetry, history: &mut History, now: Instant) -> Snapshot {
         let figures = Figures::of(telemetry);
         Snapshot {
+            bus: telemetry.bus.name,
             at: Timestamp::now(),
             before: history.looked(&figures, now),
             figures,

@@ -49,7 +49,7 @@ fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
         "None since the start.",
     ];
     assert_shows(&telemetry, 0, &nothing);
-    telemetry.failed(&Error::new(Kind::KafkaUnreachable, "no broker answers"));
+    telemetry.failed(&Error::new(Kind::BusUnreachable, "no broker answers"));
     let bad = r#"<section class="bad" id="state" role="status"><h2>Not at work: not connected"#;
     assert_shows(&telemetry, 0, &[bad, "<p>no broker answers. Fix: check that the brokers run"]);
 }
@@ -57,7 +57,7 @@ fn a_relay_that_cannot_start_draws_nothing_and_shows_the_cause_and_the_fix() {
 #[test]
 fn an_outage_is_shaded_in_the_pictures() {
     let telemetry = ready();
-    telemetry.connected(Side::Kafka, false);
+    telemetry.connected(Side::Bus, false);
     assert_shows(&telemetry, 3, &[r#"<path class="out" d="M14 0v101h1V0"></path>"#]);
 }
 
@@ -83,7 +83,7 @@ fn stand_bys_are_shown_with_their_pids() {
 fn whatever_comes_from_outside_is_escaped() {
     let hostile = "<script>alert('\"&')</script>";
     let telemetry = ready();
-    telemetry.failed(&Error::new(Kind::KafkaRefused, hostile).remedy(hostile));
+    telemetry.failed(&Error::new(Kind::BusRefused, hostile).remedy(hostile));
     telemetry.flows.send_replace(vec![Flow { name: hostile.to_owned(), events: 1 }]);
     telemetry.standing_by(Some(hostile.to_owned()));
     let html = html(&page(&telemetry, 1));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use walrelay::config::KafkaConfig;
-use walrelay::sink::{KafkaSink, Transactional};
+use walrelay::sink::{BusSink as _, KafkaSink, Transactional};
 
 use super::{EXIT, assert_once, relay, run};
 use crate::support::proxy::{Proxy, Way};
@@ -163,8 +163,6 @@ fn a_new_producer_fences_the_older_one_of_its_slot() {
         brokers: brokers.to_owned(),
         properties: BTreeMap::new(),
         id_headers: Vec::new(),
-        max_in_flight_bytes: 1 << 20,
-        max_in_flight_events: 100,
         ..KafkaConfig::default()
     };
     let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
@@ -272,14 +270,8 @@ fn a_producer_with_a_resent_commit_begins_no_further_transaction() {
     let (proxy, through) = kafka.behind_proxy();
     let name = format!("late.{:x}", fastrand::u32(..));
     topic::create(kafka.brokers(), &name, 1, &[]);
-    let config = KafkaConfig {
-        brokers: through,
-        properties: BTreeMap::new(),
-        id_headers: Vec::new(),
-        max_in_flight_bytes: 1 << 20,
-        max_in_flight_events: 100,
-        ..KafkaConfig::default()
-    };
+    let config =
+        KafkaConfig { brokers: through, properties: BTreeMap::new(), id_headers: Vec::new(), ..KafkaConfig::default() };
     let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
     let seen = || topic::read(kafka.brokers(), &name).iter().map(Record::value_text).collect::<Vec<_>>();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();

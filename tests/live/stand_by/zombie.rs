@@ -59,7 +59,7 @@ fn a_relay_frozen_for_a_moment_publishes_no_event_again_that_is_in_its_topic() {
     let woken_ms = topic::now_ms();
     relay.process.signal("CONT");
     let copies = world.assert_all_delivered().duplicates;
-    assert!(relay.log().contains("records that Kafka has not acked are dropped"), "{}", relay.log());
+    assert!(relay.log().contains("records that the bus has not acked are dropped"), "{}", relay.log());
     let skipped = || relay.metric("walrelay_delivered_before_events_total").unwrap_or_default();
     let again = eventually("it is found in its topic", ARRIVAL, skipped, |events| *events > 0.0);
     eprintln!("{copies} copies, {again} not published again");
@@ -96,7 +96,7 @@ fn a_relay_frozen_during_a_take_over_drops_its_queue() {
     // librdkafka's threads wake with ours, and send a round of requests with each answer until the purge reaches them. How
     // many rounds fit in depends on the scheduler; a queue that is not given up is sent to its end.
     let log = zombie.log();
-    assert!(log.contains("records that Kafka has not acked are dropped"), "{log}");
+    assert!(log.contains("records that the bus has not acked are dropped"), "{log}");
     assert!(late < EVENTS, "{late} records of the zombie came behind those of its successor");
 
     // Whoever keeps the newest position of each key passes the rest over.

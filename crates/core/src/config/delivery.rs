@@ -24,13 +24,13 @@ pub struct DeliveryConfig {
     pub read_tails: ReadTails,
     /// How often an event is delivered. At least once: consumers need no transactions, and no event waits for a commit.
     pub guarantee: Guarantee,
-    /// The Kafka transactions, which only delivery exactly once has: [`DeliveryConfig::transactions`].
+    /// The transactions of the bus, which only delivery exactly once has: [`DeliveryConfig::transactions`].
     #[serde(flatten)]
     pub transaction: TransactionConfig,
 }
 
 impl DeliveryConfig {
-    /// The Kafka transactions, for delivery exactly once.
+    /// The transactions of the bus, for delivery exactly once.
     pub fn transactions(&self) -> Option<&TransactionConfig> {
         (self.guarantee == Guarantee::ExactlyOnce).then_some(&self.transaction)
     }
@@ -86,10 +86,10 @@ pub fn max_attempts(text: &[u8]) -> Option<u32> {
     Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
 
-/// A Kafka transaction takes events for its timeout divided by this. The rest of the time is for acks and the commit.
+/// A transaction of the bus takes events for its timeout divided by this. The rest of the time is for acks and the commit.
 const FILLING: u32 = 3;
 
-/// The Kafka transactions, which commit events together with the position after them.
+/// The transactions of the bus, which commit events together with the position after them.
 #[derive(Debug, Clone, PartialEq, Eq, SmartDefault, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TransactionConfig {
@@ -98,7 +98,7 @@ pub struct TransactionConfig {
     #[default("walrelay-")]
     #[serde(rename = "transactional_id_prefix")]
     pub id_prefix: String,
-    /// Events per Kafka transaction. Ten thousand: more do not lower the cost of a commit per event noticeably.
+    /// Events per transaction of the bus. Ten thousand: more do not lower the cost of a commit per event noticeably.
     #[default(10_000)]
     #[serde(rename = "transaction_max_events", with = "Within::<Count, 1, 1_000_000>")]
     pub max_events: u64,
@@ -164,7 +164,7 @@ pub enum Guarantee {
     /// Each event, and some twice after a crash
     #[default]
     AtLeastOnce,
-    /// Each event once, in Kafka transactions, for consumers that read only committed records
+    /// Each event once, in transactions of the bus, for consumers that read only committed records
     ExactlyOnce,
 }
 

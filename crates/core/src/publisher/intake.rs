@@ -18,14 +18,14 @@ pub enum IntakeClosed {
     /// A dead letter that was refused before is in flight.
     #[strum(message = "the relay tries a dead letter again")]
     DeadLetter,
-    /// As many events as `kafka.max_in_flight_events` allows are in flight.
-    #[strum(message = "kafka.max_in_flight_events is reached")]
+    /// As many events as `sink.max_in_flight_events` allows are in flight.
+    #[strum(message = "sink.max_in_flight_events is reached")]
     InFlightEvents,
-    /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
-    #[strum(message = "kafka.max_in_flight_bytes is reached")]
+    /// As many bytes as `sink.max_in_flight_bytes` allows are in flight.
+    #[strum(message = "sink.max_in_flight_bytes is reached")]
     InFlightBytes,
     /// One of the two limits is reached, and a broker makes this client wait for its quota.
-    #[strum(message = "the quota of this client in Kafka is used up")]
+    #[strum(message = "the quota of this client is used up")]
     Throttled,
     /// As many delivered events as may be in flight are still to be marked, deleted or parked.
     #[strum(message = "the relay marks, deletes or parks rows first")]
@@ -33,8 +33,8 @@ pub enum IntakeClosed {
     /// As many bytes of events as may be in flight are still to be written to `walrelay.parked`.
     #[strum(message = "parked events wait for the write to walrelay.parked")]
     ParkedBytes,
-    /// The Kafka transaction is full or old enough; its acks and its commit are outstanding.
-    #[strum(message = "a Kafka transaction commits")]
+    /// The transaction of the bus is full or old enough; its acks and its commit are outstanding.
+    #[strum(message = "a transaction of the bus commits")]
     Transaction,
 }
 

@@ -84,7 +84,7 @@ impl Setup {
                 Remedy::from("then publish its row, if it is still in the table: ").and(of_command("replay"))
             }
             OnError::DeadLetter => Remedy::from(
-                "then produce the dead letter to its topic with a tool of Kafka: see docs/explanation/undeliverable-events.md",
+                "then produce the dead letter to its topic with a tool of the bus: see docs/explanation/undeliverable-events.md",
             ),
             OnError::Skip | OnError::Stop => Remedy::from("then write the event again"),
         };
@@ -598,7 +598,7 @@ impl<S: Sink> Publisher<S> {
             if self.quarantine.topics.give_up_next(topic, error.clone()) {
                 self.counts.attempt_failed(error.kind().class());
             }
-            return Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}"));
+            return Error::new(Kind::BusUnreachable, format!("parking events for topic {topic}: {error}"));
         }
         match self.ledger.whereabouts(ticket) {
             Some(at) => error.of_event(at.commit_lsn, at.index),
@@ -658,7 +658,7 @@ impl<S: Sink> Publisher<S> {
         Ok(())
     }
 
-    /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of its events, if one is used.
+    /// The transaction of the bus is committed: what was acked will not come again. Gives the number of its events, if one is used.
     pub fn committed(&mut self) -> Option<u64> {
         for event in std::mem::take(&mut self.transaction.uncommitted) {
             self.finish(&event);
@@ -710,7 +710,7 @@ impl<S: Sink> Publisher<S> {
             });
         }
         if judged {
-            Error::new(Kind::KafkaUnreachable, cause).remedy("wait: the log names the refused event and its remedy")
+            Error::new(Kind::BusUnreachable, cause).remedy("wait: the log names the refused event and its remedy")
         } else {
             dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
         }

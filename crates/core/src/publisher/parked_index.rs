@@ -274,7 +274,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Blocked entries that were not retried for this long are removed.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// Retries since the start of the process: events that Kafka and the table both have, and blocked aggregates.
+/// Retries since the start of the process: events that the bus and the table both have, and blocked aggregates.
 #[derive(Debug, Default)]
 pub struct RetryMemory {
     /// By the row of the table, with their places: a table that was made anew counts from 1 again.
@@ -299,7 +299,7 @@ struct Blocked {
 }
 
 impl RetryMemory {
-    /// Kafka has this event.
+    /// The bus has this event.
     pub fn acked(&mut self, id: i64, place: Place) {
         self.acked.insert(id, place);
     }

@@ -1,7 +1,7 @@
 //! One producer's way from pgoutput messages to confirmable positions, without I/O.
 //!
 //! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `replication` feeds the
-//! pipeline and carries out what it decides. `tests/simulation` feeds it from a model of Postgres and Kafka instead.
+//! pipeline and carries out what it decides. `tests/simulation` feeds it from a model of Postgres and the bus instead.
 
 use std::time::Duration;
 

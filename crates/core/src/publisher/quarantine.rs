@@ -237,7 +237,7 @@ impl Quarantine {
     }
 }
 
-/// Longer than a broker and librdkafka take to find out that a topic refuses.
+/// Longer than a server and its client take to find out that a topic refuses.
 const TRY: Duration = Duration::from_secs(60);
 /// Topics remembered: rows make them.
 const REFUSING_MAX: usize = 10_000;

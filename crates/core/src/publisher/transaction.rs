@@ -1,4 +1,4 @@
-//! When a Kafka transaction takes no more events, and when it is committed. No I/O, and no clock of its own.
+//! When a transaction of the bus takes no more events, and when it is committed. No I/O, and no clock of its own.
 //!
 //! A transaction begins with the first event after a commit. It *closes*, so that nothing is taken in any more, where it is
 //! full, has been filled for long enough, or nothing follows; what it has is waited for, and then it is committed with the

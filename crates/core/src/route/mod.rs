@@ -14,7 +14,7 @@ pub use router::Router;
 /// A record for the sink. It borrows, because the sink copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record<'a> {
-    /// The topic: not empty, and only with characters that Kafka allows.
+    /// The topic: not empty, and only with characters that the bus allows.
     pub topic: &'a str,
     /// The key; `None` is a record without a key, which differs from an empty key.
     pub key: Option<&'a [u8]>,

@@ -138,7 +138,7 @@ impl Router {
     /// The record of `event`. With the default templates, an aggregate type that is already known causes no allocation.
     ///
     /// # Errors
-    /// [`RouteError`]: the event has no topic, Kafka does not allow the topic, or a value does not fit its template.
+    /// [`RouteError`]: the event has no topic, the bus does not allow the topic, or a value does not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
         self.events += 1;
@@ -320,7 +320,7 @@ fn partition_in(row: &Row<'_>, place: usize) -> Option<i64> {
 fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let text = std::str::from_utf8(row.get(place)?).ok()?;
     let ms: i64 = if row.type_oid(place) == INT8 { text.parse().ok()? } else { Moment::read(text)?.millis()? };
-    // Kafka knows no time before 1970, and for librdkafka 0 is the time of production (`rd_kafka_msg_new0`).
+    // The bus knows no time before 1970, and for librdkafka 0 is the time of production (`rd_kafka_msg_new0`).
     (ms >= 0).then_some(ms.max(1))
 }
 
@@ -412,7 +412,7 @@ impl Value {
     }
 }
 
-/// Kafka's limit, so that a partition's directory and its suffixes fit a file name.
+/// The bus's limit, so that a partition's directory and its suffixes fit a file name.
 const TOPIC_BYTES_MAX: usize = 249;
 
 /// The reason why a name is not a valid topic.
@@ -420,17 +420,17 @@ const TOPIC_BYTES_MAX: usize = 249;
 pub enum TopicProblem {
     #[error("is empty")]
     Empty,
-    #[error("is one of the names . and .., which Kafka refuses")]
+    #[error("is one of the names . and .., which the bus refuses")]
     Dots,
     #[error("is one of walrelay's own topics, for its position and for dead letters")]
     Reserved,
-    #[error("has {bytes} bytes, and Kafka takes at most {TOPIC_BYTES_MAX}")]
+    #[error("has {bytes} bytes, and the bus takes at most {TOPIC_BYTES_MAX}")]
     TooLong { bytes: usize },
-    #[error("holds other characters than a-z, A-Z, 0-9, dot, underscore and hyphen, which are all Kafka takes")]
+    #[error("holds other characters than a-z, A-Z, 0-9, dot, underscore and hyphen, which are all the bus takes")]
     Characters,
 }
 
-/// `name` as a topic, if Kafka takes it.
+/// `name` as a topic, if the bus takes it.
 ///
 /// The rule is that of `org.apache.kafka.common.internals.Topic`: 1 to 249 of `[a-zA-Z0-9._-]`, not `.`, not `..`.
 fn checked(name: &[u8]) -> Result<&str, TopicProblem> {
@@ -489,7 +489,7 @@ impl Topics {
         self.topics.get(number).map_or("", String::as_str)
     }
 
-    /// Adds `topic`, made of `made_of`, if Kafka allows it.
+    /// Adds `topic`, made of `made_of`, if the bus allows it.
     #[cold]
     fn learn(&mut self, made_of: Option<&[u8]>, topic: &[u8]) -> Result<usize, TopicProblem> {
         let topic = checked(topic)?;

@@ -10,7 +10,7 @@
 //! | `{column\|lower}`, `\|upper` | in lower or upper case, as Unicode has it |
 //! | `{column\|default('none')}` | `none` where the column is NULL |
 //! | `{column\|replace('/', '-')}` | with every `/` as `-` |
-//! | `{column\|topic}` | with every character that Kafka forbids in a topic as `_` |
+//! | `{column\|topic}` | with every character that the bus forbids in a topic as `_` |
 //! | `{column\|match('(.*)Created', '$1')}` | where the whole value matches the expression, the second text instead |
 //! | `{column\|match('(?i)(.*)created', '$1', 'java')}` | the same with an expression of Java |
 //! | `{column\|strip('a', 'b')}` | the JSON object without these members |

@@ -86,7 +86,7 @@ impl Broker {
             // Gapless: what lies behind a record that did not arrive does not arrive either.
             self.queues[partition].clear();
         }
-        Some(Delivery::Failed(ticket, Error::new(Kind::KafkaUnreachable, "the model failed it")))
+        Some(Delivery::Failed(ticket, Error::new(Kind::BusUnreachable, "the model failed it")))
     }
 
     /// The producer is gone: what was on the wire may still land, in order.

@@ -1,4 +1,4 @@
-//! The core under seeded schedules: a model of Postgres, of Kafka and of the store, and faults at any point between.
+//! The core under seeded schedules: a model of Postgres, of the bus and of the store, and faults at any point between.
 //!
 //! No clock, no socket, no thread: a schedule is its seed. `WALRELAY_SIMULATION_SEED=n` replays one,
 //! `WALRELAY_SIMULATION_RUNS=n` sets how many are tried.

@@ -1,4 +1,4 @@
-//! Whether Kafka answers: one state, changed and logged once per change. And whether it is the cluster of before.
+//! Whether the bus answers: one state, changed and logged once per change. And whether it is the cluster of before.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::faults;
+use crate::config::Bus;
 use walrelay_core::error::{Error, Kind, NextCommand, Remedy, Result};
 use walrelay_core::sink::Connection;
 
-/// A broker that restarts can refuse for a moment; a refusal that lasts longer than this is meant.
+/// A server that restarts can refuse for a moment; a refusal that lasts longer than this is meant.
 const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// The cause before anything was tried.
 const NOT_YET: &str = "not connected yet";
 
-/// librdkafka's last error about a connection that ended, since a broker answered.
+/// The last error about a connection that ended, since a server answered.
 #[derive(Debug)]
 struct Said {
     reason: String,
@@ -24,15 +24,12 @@ struct Said {
     is_error: bool,
 }
 
-/// The cluster that a producer writes to. Another one may come to have the addresses of its brokers.
+/// The cluster that a producer writes to. Another one may come to have its address.
 ///
 /// An ack says that one cluster has a record. So once another cluster answers, no ack of the producer counts any more.
-///
-/// librdkafka asks a broker for its cluster at the beginning of a connection, and sends the first record after the answer. But
-/// its main thread takes that answer in, and another thread the acks. An ack of another cluster would count if the main thread
-/// stood still for as long as the first record takes from there to its ack, and to the relay's loop.
-#[derive(Debug, Default)]
-pub(super) struct Home {
+#[derive(Debug)]
+pub(crate) struct Home {
+    bus: Bus,
     id: OnceLock<String>,
     /// Why the producer is finished, once another cluster has answered.
     left: OnceLock<Error>,
@@ -40,37 +37,38 @@ pub(super) struct Home {
 
 impl Home {
     /// `id` is the cluster of earlier producers, where it is known.
-    pub(super) fn new(id: Option<String>) -> Home {
-        let home = Home::default();
+    pub(crate) fn new(bus: Bus, id: Option<String>) -> Home {
+        let home = Home { bus, id: OnceLock::new(), left: OnceLock::new() };
         id.into_iter().for_each(|id| home.id.set(id).unwrap_or_default());
         home
     }
 
-    pub(super) fn id(&self) -> Option<&String> {
+    pub(crate) fn id(&self) -> Option<&String> {
         self.id.get()
     }
 
-    /// Compares the cluster that answers `now`, where brokers tell. The first one is the producer's.
+    /// Compares the cluster that answers `now`, where servers tell. The first one is the producer's.
     /// Errors: another one answers, or did before.
-    pub(super) fn check(&self, now: Option<String>) -> Result<()> {
+    pub(crate) fn check(&self, now: Option<String>) -> Result<()> {
         if let Some(now) = now {
             let home = self.id.get_or_init(|| now.clone());
             if *home != now {
-                self.left.get_or_init(|| other_cluster(home, &now));
+                self.left.get_or_init(|| other_cluster(self.bus, home, &now));
             }
         }
         self.left.get().map_or(Ok(()), |left| Err(left.clone()))
     }
 }
 
-/// The error where events were delivered to the cluster with the id `before`, and the brokers `now` belong to another.
-pub(crate) fn other_cluster(before: &str, now: &str) -> Error {
+/// The error where events were delivered to the cluster with the id `before`, and the address leads to another one `now`.
+pub(crate) fn other_cluster(bus: Bus, before: &str, now: &str) -> Error {
+    let Bus { name, address, .. } = bus;
     let cause = format!(
-        "the brokers belong to the Kafka cluster {now}, and events were delivered to the cluster {before}: another \
-         cluster has the brokers' address, or kafka.brokers was changed"
+        "events were delivered to the {name} cluster {before}, and {address} leads to the cluster {now}: another cluster \
+         has the address, or {address} was changed"
     );
     Error::new(Kind::PositionMismatch, cause).remedy(
-        Remedy::from("check kafka.brokers. If the other cluster is meant, start the relay once with `")
+        Remedy::from(format!("check {address}. If the other cluster is meant, start the relay once with `"))
             .and(NextCommand::new("run").flag("adopt-slot"))
             .and("`, which goes on from the slot's position. Then ")
             .and(NextCommand::new("verify"))
@@ -81,7 +79,8 @@ pub(crate) fn other_cluster(before: &str, now: &str) -> Error {
 }
 
 #[derive(Debug)]
-pub(super) struct Tracker {
+pub(crate) struct Tracker {
+    bus: Bus,
     state: watch::Sender<Connection>,
     said: Mutex<Option<Said>>,
     /// Whether the client only asks on behalf of another, and logs at the level debug alone.
@@ -89,58 +88,58 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    /// Down until a broker answers.
-    pub(super) fn new(quiet: bool) -> Self {
+    /// Down until a server answers.
+    pub(crate) fn new(bus: Bus, quiet: bool) -> Self {
         let state = Connection::Down { since: Instant::now(), cause: NOT_YET.to_owned() };
-        Tracker { state: watch::Sender::new(state), said: Mutex::default(), quiet }
+        Tracker { bus, state: watch::Sender::new(state), said: Mutex::default(), quiet }
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Connection> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Connection> {
         self.state.subscribe()
     }
 
-    pub(super) fn now(&self) -> Connection {
+    pub(crate) fn now(&self) -> Connection {
         self.state.borrow().clone()
     }
 
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), Connection::Up)
     }
 
-    /// Why a connection ended, in librdkafka's words.
-    pub(super) fn note(&self, reason: String, is_error: bool) {
+    /// Why a connection ended, in the words of the client.
+    pub(crate) fn note(&self, reason: String, is_error: bool) {
         let mut said = self.said.lock();
         let is_error = is_error || said.as_ref().is_some_and(|before| before.is_error);
         *said = Some(Said { reason, is_error });
     }
 
-    pub(super) fn reason(&self) -> Option<String> {
+    pub(crate) fn reason(&self) -> Option<String> {
         self.said.lock().as_ref().map(|said| said.reason.clone())
     }
 
-    /// A broker answered. If connections failed since the last answer, they were those of other brokers, or were made again.
-    pub(super) fn up(&self) {
+    /// A server answered. If connections failed since the last answer, they were those of other servers, or were made again.
+    pub(crate) fn up(&self) {
         let said = self.said.lock().take().filter(|said| said.is_error && !self.quiet && self.is_up());
         if let Some(Said { reason, .. }) = said {
-            tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this broker runs, and its log",
-                "a connection to a broker failed; Kafka still answers");
+            tracing::warn!(event = "broker_disconnected", error = %reason, fix = "see whether this server runs, and its log",
+                "a connection to one server failed; {} still answers", self.bus.name);
         }
         self.state.send_if_modified(|state| {
             if matches!(state, Connection::Up) || is_final(state) {
                 return false;
             }
             if self.quiet {
-                tracing::debug!("Kafka answers another client");
+                tracing::debug!("{} answers another client", self.bus.name);
             } else {
-                tracing::info!(event = "kafka_connected", "Kafka answers");
+                tracing::info!(event = "bus_connected", "{} answers", self.bus.name);
             }
             *state = Connection::Up;
             true
         });
     }
 
-    /// No broker answers. A refusal stays: it is the better explanation.
-    pub(super) fn down(&self, cause: String) {
+    /// No server answers. A refusal stays: it is the better explanation.
+    pub(crate) fn down(&self, cause: String) {
         self.state.send_if_modified(|state| {
             let is_news = match state {
                 Connection::Up => {
@@ -153,24 +152,25 @@ impl Tracker {
                 Connection::Down { .. } | Connection::Refused(_) => return false,
             };
             if is_news && !self.quiet {
-                tracing::warn!(event = "kafka_disconnected", error = %cause, fix = faults::REACH,
-                    "Kafka does not answer");
+                tracing::warn!(event = "bus_disconnected", error = %cause, fix = self.bus.reach,
+                    "{} does not answer", self.bus.name);
             } else {
-                tracing::debug!(error = cause, "Kafka does not answer");
+                tracing::debug!(error = cause, "{} does not answer", self.bus.name);
             }
             true
         });
     }
 
-    pub(super) fn refused(&self, error: Error) {
+    pub(crate) fn refused(&self, error: Error) {
         self.state.send_if_modified(|state| {
             let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
             if is_known {
                 return false;
             }
             // Of another cluster, and of changed files, the end of the session tells.
-            if error.kind() == Kind::KafkaRefused {
-                tracing::error!(event = "kafka_refused", %error, fix = error.what_to_do(), "Kafka refuses us");
+            if error.kind() == Kind::BusRefused {
+                tracing::error!(event = "bus_refused", %error, fix = error.what_to_do(),
+                    "{} refuses us", self.bus.name);
             }
             *state = Connection::Refused(error);
             true
@@ -178,7 +178,7 @@ impl Tracker {
     }
 
     /// Waits until a refusal has lasted, and says why.
-    pub(super) async fn unusable(&self) -> Error {
+    pub(crate) async fn unusable(&self) -> Error {
         let refused = |state: &Connection| matches!(state, Connection::Refused(_));
         let mut state = self.subscribe();
         loop {
@@ -200,17 +200,20 @@ impl Tracker {
 
 /// Whether no answer ends this refusal: another cluster has answered, or the producer has to be replaced.
 fn is_final(state: &Connection) -> bool {
-    matches!(state, Connection::Refused(error) if error.kind() != Kind::KafkaRefused)
+    matches!(state, Connection::Refused(error) if error.kind() != Kind::BusRefused)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SinkKind;
+
+    const BUS: Bus = SinkKind::Kafka.bus();
 
     #[test]
     fn a_producer_that_met_another_cluster_never_counts_again() {
         let id = |text: &str| Some(text.to_owned());
-        let home = Home::new(None);
+        let home = Home::new(BUS, None);
         for known in [None, id("a"), None, id("a")] {
             assert_eq!(home.check(known), Ok(()));
         }
@@ -220,13 +223,13 @@ mod tests {
             assert_eq!(error.kind(), Kind::PositionMismatch);
             assert!(error.cause().contains("cluster b") && error.cause().contains("cluster a"), "{error}");
         }
-        assert!(Home::new(id("a")).check(id("b")).is_err(), "that of an earlier producer");
+        assert!(Home::new(BUS, id("a")).check(id("b")).is_err(), "that of an earlier producer");
     }
 
     #[tokio::test(start_paused = true)]
     async fn another_cluster_is_reported_at_once_and_no_answer_ends_that() {
-        let tracker = Tracker::new(false);
-        let error = other_cluster("a", "b");
+        let tracker = Tracker::new(BUS, false);
+        let error = other_cluster(BUS, "a", "b");
         tracker.refused(error.clone());
         tracker.up();
         assert!(!tracker.is_up());
@@ -235,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_further_cause_does_not_change_the_time_of_the_disconnect() {
-        let tracker = Tracker::new(false);
+        let tracker = Tracker::new(BUS, false);
         tracker.up();
         tracker.down("first".to_owned());
         let Connection::Down { since, .. } = tracker.now() else { panic!("not down") };
@@ -245,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_was_said_before_an_answer_is_no_cause_after_it() {
-        let tracker = Tracker::new(false);
+        let tracker = Tracker::new(BUS, false);
         tracker.note("refused".to_owned(), true);
         tracker.note("closed".to_owned(), false);
         assert_eq!(tracker.reason().as_deref(), Some("closed"));
@@ -256,10 +259,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lasting_refusal_is_reported_even_after_a_disconnect() {
-        let tracker = Tracker::new(false);
-        let refusal = Error::new(Kind::KafkaRefused, "wrong password");
+        let tracker = Tracker::new(BUS, false);
+        let refusal = Error::new(Kind::BusRefused, "wrong password");
         let passing = async {
-            tracker.refused(Error::new(Kind::KafkaRefused, "passing"));
+            tracker.refused(Error::new(Kind::BusRefused, "passing"));
             tokio::time::sleep(REFUSAL_GRACE / 2).await;
             tracker.up();
             assert!(tracker.is_up(), "an answer ends a refusal");

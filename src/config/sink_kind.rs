@@ -1,0 +1,91 @@
+//! The buses: one row each of the table at the end. `sink` has the code of each in a folder of its own.
+
+use serde::{Deserialize, Serialize};
+use strum::{EnumMessage, IntoStaticStr, VariantArray};
+
+/// What a bus can do beside taking records in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Records and the position behind them can be committed together.
+    pub transactions: bool,
+    /// The newest records of a topic can be read back: they show what an earlier process published.
+    pub reads_back: bool,
+    /// The bus can keep the position.
+    pub keeps_position: bool,
+    /// Records reach somebody else: an event that is acked is delivered.
+    pub delivers: bool,
+}
+
+/// How texts name a bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bus {
+    /// The name.
+    pub name: &'static str,
+    /// The key of the configuration with its address.
+    pub address: &'static str,
+    /// The remedy where nobody answers there.
+    pub reach: &'static str,
+    /// The remedy where it answers and acks nothing.
+    pub stalled: &'static str,
+}
+
+impl Default for Bus {
+    fn default() -> Bus {
+        SinkKind::default().bus()
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $bus:expr, $capabilities:expr;)+) => {
+        /// The bus that records go to.
+        #[derive(
+            Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, EnumMessage, IntoStaticStr, VariantArray,
+        )]
+        #[serde(rename_all = "kebab-case")]
+        #[strum(serialize_all = "kebab-case")]
+        pub enum SinkKind {
+            $($(#[$doc])* $kind,)+
+        }
+
+        impl SinkKind {
+            /// What the bus can do.
+            pub const fn capabilities(self) -> Capabilities {
+                match self {
+                    $(SinkKind::$kind => $capabilities,)+
+                }
+            }
+
+            /// How texts name the bus.
+            pub const fn bus(self) -> Bus {
+                match self {
+                    $(SinkKind::$kind => $bus,)+
+                }
+            }
+        }
+    };
+}
+
+/// Of a sink of this process.
+const LOCAL: Capabilities =
+    Capabilities { transactions: false, reads_back: false, keeps_position: false, delivers: false };
+
+const fn local(name: &'static str) -> Bus {
+    Bus { name, address: "sink.kind", reach: "start the relay again", stalled: "see who reads the output" }
+}
+
+kinds! {
+    /// To Kafka
+    #[default]
+    Kafka = Bus {
+        name: "Kafka",
+        address: "kafka.brokers",
+        reach: "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
+                and that security.protocol is what they speak",
+        stalled: "see the logs and the disks of the brokers, and whether each partition has a leader: \
+                  kafka-topics --bootstrap-server … --describe --unavailable-partitions",
+    }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };
+    /// To standard output, one JSON object per record
+    Stdout = local("standard output"), LOCAL;
+    /// Nowhere
+    Null = local("nowhere"), LOCAL;
+}
