@@ -158,6 +158,7 @@ impl Settings {
         for outbox in &mut outboxes {
             // This relay may not use them, but another one may.
             outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
+            outbox.route.topic_rule = sink.kind.bus().topics;
         }
         let source = errors.keep(self.source());
         let kafka = errors.or_default(self.kafka(&outboxes));

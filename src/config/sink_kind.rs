@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use strum::{EnumMessage, IntoStaticStr, VariantArray};
+use walrelay_core::config::outbox::TopicRule;
 
 /// What a bus can do beside taking records in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Bus {
     pub reach: &'static str,
     /// The remedy where it answers and acks nothing.
     pub stalled: &'static str,
+    /// The names of topics that it takes.
+    pub topics: TopicRule,
 }
 
 impl Default for Bus {
@@ -70,7 +73,13 @@ const LOCAL: Capabilities =
     Capabilities { transactions: false, reads_back: false, keeps_position: false, delivers: false };
 
 const fn local(name: &'static str) -> Bus {
-    Bus { name, address: "sink.kind", reach: "start the relay again", stalled: "see who reads the output" }
+    Bus {
+        name,
+        address: "sink.kind",
+        reach: "start the relay again",
+        stalled: "see who reads the output",
+        topics: TopicRule::DEFAULT,
+    }
 }
 
 kinds! {
@@ -83,6 +92,7 @@ kinds! {
                 and that security.protocol is what they speak",
         stalled: "see the logs and the disks of the brokers, and whether each partition has a leader: \
                   kafka-topics --bootstrap-server … --describe --unavailable-partitions",
+        topics: TopicRule::DEFAULT,
     }, Capabilities { transactions: true, reads_back: true, keeps_position: true, delivers: true };
     /// To standard output, one JSON object per record
     Stdout = local("standard output"), LOCAL;

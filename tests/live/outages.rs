@@ -136,7 +136,7 @@ fn a_postgres_that_is_down_and_a_slot_that_is_dropped_are_named() {
             alert: "WalrelayNotReady",
             sample: "walrelay_not_ready{reason=\"postgres_disconnected\"}",
             is_alert: is_one,
-            page: &["Not ready: not connected to postgres", "check that the server runs"],
+            page: &["Not ready: not connected to Postgres", "check that the server runs"],
             log: &["check that the server runs"],
             check: Check {
                 name: "postgres",

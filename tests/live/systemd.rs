@@ -77,7 +77,7 @@ fn systemd_hears_of_the_start_an_outage_a_standstill_and_the_stop() {
     assert!(works[0].starts_with("STATUS=The relay works. "), "{works:?}");
 
     postgres.refuse();
-    unit.wait_for("STATUS=Not ready: not connected to postgres. Fix: ", "READY=1");
+    unit.wait_for("STATUS=Not ready: not connected to Postgres. Fix: ", "READY=1");
     let out = unit.wait_for("WATCHDOG=1", "READY=1");
     assert!(!out.iter().any(|line| line.starts_with("EXTEND_TIMEOUT_USEC")), "{out:?}");
     postgres.resume();

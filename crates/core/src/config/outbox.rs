@@ -415,6 +415,31 @@ pub struct RouteConfig {
     /// Topics that no event may go to: walrelay's own, for its position and for dead letters.
     #[serde(skip)]
     pub reserved_topics: Vec<String>,
+    /// The names that the bus takes.
+    #[serde(skip)]
+    pub topic_rule: TopicRule,
+}
+
+/// The names of topics that a bus takes: ASCII letters, digits and some punctuation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TopicRule {
+    /// The greatest length.
+    pub bytes_max: usize,
+    /// Allowed characters beside letters and digits.
+    pub punctuation: &'static str,
+    /// Names that are refused all the same.
+    pub refused: &'static [&'static str],
+}
+
+impl TopicRule {
+    /// That of `org.apache.kafka.common.internals.Topic`.
+    pub const DEFAULT: TopicRule = TopicRule { bytes_max: 249, punctuation: "._-", refused: &[".", ".."] };
+}
+
+impl Default for TopicRule {
+    fn default() -> TopicRule {
+        TopicRule::DEFAULT
+    }
 }
 
 /// What becomes of a header whose template is NULL.

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use serde_json::Map;
 
 use super::{OwnedRecord, Record};
+use crate::config::outbox::{RouteConfig, TopicRule};
 use crate::config::text::is_own_header;
 use crate::config::{NullHeaders, OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
@@ -110,7 +111,7 @@ impl Router {
             }
         };
         Ok(Router {
-            topics: Topics::new(bind(&config.topic)?, config.reserved_topics.clone()),
+            topics: Topics::new(bind(&config.topic)?, config),
             key: config.key.as_ref().map(bind).transpose()?,
             headers: Headers {
                 id: config.id_header.clone(),
@@ -412,40 +413,36 @@ impl Value {
     }
 }
 
-/// The bus's limit, so that a partition's directory and its suffixes fit a file name.
-const TOPIC_BYTES_MAX: usize = 249;
-
 /// The reason why a name is not a valid topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TopicProblem {
     #[error("is empty")]
     Empty,
-    #[error("is one of the names . and .., which the bus refuses")]
-    Dots,
+    #[error("is one of the names that the bus refuses")]
+    Refused,
     #[error("is one of walrelay's own topics, for its position and for dead letters")]
     Reserved,
-    #[error("has {bytes} bytes, and the bus takes at most {TOPIC_BYTES_MAX}")]
-    TooLong { bytes: usize },
-    #[error("holds other characters than a-z, A-Z, 0-9, dot, underscore and hyphen, which are all the bus takes")]
-    Characters,
+    #[error("has {bytes} bytes, and the bus takes at most {bytes_max}")]
+    TooLong { bytes: usize, bytes_max: usize },
+    #[error("holds other characters than a-z, A-Z, 0-9 and {0}, which are all the bus takes")]
+    Characters(&'static str),
 }
 
-/// `name` as a topic, if the bus takes it.
-///
-/// The rule is that of `org.apache.kafka.common.internals.Topic`: 1 to 249 of `[a-zA-Z0-9._-]`, not `.`, not `..`.
-fn checked(name: &[u8]) -> Result<&str, TopicProblem> {
+/// `name` as a topic, if the bus takes it by its `rule`.
+fn checked(name: &[u8], rule: TopicRule) -> Result<&str, TopicProblem> {
     let bytes = name.len();
-    if bytes > TOPIC_BYTES_MAX {
-        return Err(TopicProblem::TooLong { bytes });
+    let TopicRule { bytes_max, punctuation, refused } = rule;
+    if bytes > bytes_max {
+        return Err(TopicProblem::TooLong { bytes, bytes_max });
     }
-    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    if !name.iter().all(legal) {
-        return Err(TopicProblem::Characters);
+    let is_legal = |byte: &u8| byte.is_ascii_alphanumeric() || punctuation.as_bytes().contains(byte);
+    if !name.iter().all(is_legal) {
+        return Err(TopicProblem::Characters(punctuation));
     }
     match std::str::from_utf8(name) {
-        Err(_) => Err(TopicProblem::Characters),
+        Err(_) => Err(TopicProblem::Characters(punctuation)),
         Ok("") => Err(TopicProblem::Empty),
-        Ok("." | "..") => Err(TopicProblem::Dots),
+        Ok(topic) if refused.contains(&topic) => Err(TopicProblem::Refused),
         Ok(topic) => Ok(topic),
     }
 }
@@ -460,6 +457,7 @@ struct Topics {
     bound: Bound,
     /// The only column of the template, if it has one.
     selector: Option<usize>,
+    rule: TopicRule,
     reserved: Vec<String>,
     topics: Vec<String>,
     known: HashMap<Box<[u8]>, usize>,
@@ -468,11 +466,12 @@ struct Topics {
 }
 
 impl Topics {
-    fn new(bound: Bound, reserved: Vec<String>) -> Topics {
+    fn new(bound: Bound, config: &RouteConfig) -> Topics {
+        let (reserved, rule) = (config.reserved_topics.clone(), config.topic_rule);
         let mut places = bound.places();
         let selector = places.next().filter(|first| places.all(|place| place == *first));
         drop(places);
-        Topics { bound, selector, reserved, topics: Vec::new(), known: HashMap::new(), of_null: None }
+        Topics { bound, selector, rule, reserved, topics: Vec::new(), known: HashMap::new(), of_null: None }
     }
 
     /// The number of the topic that this text makes, if it is known; `None` is NULL.
@@ -492,7 +491,7 @@ impl Topics {
     /// Adds `topic`, made of `made_of`, if the bus allows it.
     #[cold]
     fn learn(&mut self, made_of: Option<&[u8]>, topic: &[u8]) -> Result<usize, TopicProblem> {
-        let topic = checked(topic)?;
+        let topic = checked(topic, self.rule)?;
         if self.reserved.iter().any(|reserved| reserved == topic) {
             return Err(TopicProblem::Reserved);
         }
@@ -516,7 +515,6 @@ impl Topics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::outbox::RouteConfig;
     use crate::testing::Lab;
 
     /// Rows of a table with the default columns and some more.
@@ -823,22 +821,24 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_name_that_kafka_does_not_allow_is_refused() {
+    fn a_topic_name_that_the_bus_does_not_allow_is_refused() {
+        const RULE: TopicRule = TopicRule::DEFAULT;
         for good in ["outbox.event.Order.v2_a-1", "outbox.event.", "...", &"y".repeat(249)] {
-            assert_eq!(checked(good.as_bytes()), Ok(good));
+            assert_eq!(checked(good.as_bytes(), RULE), Ok(good));
         }
-        assert_eq!(checked(b""), Err(TopicProblem::Empty));
-        assert_eq!(checked(b"."), Err(TopicProblem::Dots));
-        assert_eq!(checked(b".."), Err(TopicProblem::Dots));
-        assert_eq!(checked("y".repeat(250).as_bytes()), Err(TopicProblem::TooLong { bytes: 250 }));
+        assert_eq!(checked(b"", RULE), Err(TopicProblem::Empty));
+        assert_eq!(checked(b".", RULE), Err(TopicProblem::Refused));
+        assert_eq!(checked(b"..", RULE), Err(TopicProblem::Refused));
+        let too_long = TopicProblem::TooLong { bytes: 250, bytes_max: 249 };
+        assert_eq!(checked("y".repeat(250).as_bytes(), RULE), Err(too_long));
         for bad in [&b"a b"[..], b"a/b", b"a\0", b"a\n", "ä".as_bytes(), b"\xff", b"../x", b"a:b", b"a,b"] {
-            assert_eq!(checked(bad), Err(TopicProblem::Characters), "{bad:?}");
+            assert_eq!(checked(bad, RULE), Err(TopicProblem::Characters("._-")), "{bad:?}");
         }
     }
 
     #[test]
     fn the_number_of_remembered_topics_is_bounded_and_refused_ones_are_not_kept() {
-        let mut topics = Topics::new(template("all").bind(|_| None).unwrap(), Vec::new());
+        let mut topics = Topics::new(template("all").bind(|_| None).unwrap(), &RouteConfig::default());
         for round in 0..2 {
             for number in 0..10_000 {
                 let name = format!("type-{number}");
